@@ -1,0 +1,54 @@
+"""Regard: vision transformers that can be trained, measured, explained and trusted.
+
+The names below are loaded when first used, so importing the package does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.api import Predictor, create, demo, evaluate, load, models, train
+    from regard.errors import RegardError
+    from regard.geometry import TokenMap
+    from regard.nn import attend, capture
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Predictor": "regard.api",
+    "RegardError": "regard.errors",
+    "TokenMap": "regard.geometry",
+    "attend": "regard.nn",
+    "capture": "regard.nn",
+    "create": "regard.api",
+    "demo": "regard.api",
+    "evaluate": "regard.api",
+    "load": "regard.api",
+    "models": "regard.api",
+    "train": "regard.api",
+}
+
+__all__ = [
+    "Predictor",
+    "RegardError",
+    "TokenMap",
+    "__version__",
+    "attend",
+    "capture",
+    "create",
+    "demo",
+    "evaluate",
+    "load",
+    "models",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,344 @@
+"""The public functions. Each one only connects parts; the command line calls these and nothing else."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import __version__, registry
+from regard.config import Augment, RunConfig, to_dict
+from regard.console import Progress
+from regard.data import (
+    Augmenter,
+    Images,
+    Loader,
+    Preparation,
+    Scan,
+    open_source,
+    read_image,
+    scan,
+    split,
+    statistics,
+)  # fmt: skip
+from regard.errors import DataError, RunError
+from regard.evaluation import Evaluation
+from regard.evaluation import evaluate as run_evaluation
+from regard.evaluation.classify import quick_figures
+from regard.explain import Explanation, explain
+from regard.explain.draw import draw
+from regard.networks import Network
+from regard.recipes.settle import settle
+from regard.report import write_report
+from regard.tasks import Classification, Prediction
+from regard.training import train as run_training
+from regard.weights import Checkpoint, Run, load_checkpoint, save_checkpoint, write_text
+
+_MODEL_FIELDS = (
+    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
+    "drop_path",
+)  # fmt: skip
+
+
+def models() -> list[dict[str, Any]]:
+    """Every model there is: name, parameters (1000 classes), input size, paper.
+
+    >>> [m["parameters"] for m in models() if m["name"] == "vit_b16"]
+    [86567656]
+    """
+    return [
+        {"name": name, "parameters": entry.parameters, "size": entry.size, "paper": entry.paper}
+        for name, entry in registry.MODELS.items()
+    ]
+
+
+def create(name: str, *, classes: int = 1000, weights: str | Path | None = None, **fields: Any) -> Network:
+    """A model by name. `size` may be one number or one per axis; any other field of its config may be given.
+
+    >>> model = create("vit_b16", classes=10, size=(64, 48), depth=2)
+    >>> model(torch.zeros(1, 3, 64, 48)).logits.shape
+    torch.Size([1, 10])
+    """
+    model: Network = registry.build(name, classes=classes, **fields)
+    if weights is not None:
+        _load_weights(model, load_checkpoint(_checkpoint_path(weights)), weights)
+    return model
+
+
+def load(path: str | Path, device: str = "cpu") -> Predictor:
+    """A predictor from a run folder (its best weights) or from a checkpoint file."""
+    return Predictor(load_checkpoint(_checkpoint_path(path)), torch.device(device))
+
+
+def _checkpoint_path(path: str | Path) -> Path:
+    path = Path(path).expanduser()
+    return path if path.is_file() else Run.open(path).checkpoint()
+
+
+def _load_weights(model: nn.Module, checkpoint: Checkpoint, where: object) -> None:
+    own = model.state_dict()
+    differ = [f"{n}: {tuple(own[n].shape)} here, {tuple(t.shape)} in the file" for n, t in checkpoint.weights.items()
+              if n in own and own[n].shape != t.shape]  # fmt: skip
+    differ += [f"{n}: not in the file" for n in own if n not in checkpoint.weights]
+    differ += [f"{n}: not in the model" for n in checkpoint.weights if n not in own]
+    if differ:
+        shown = "\n    ".join(differ[:8] + ([f"and {len(differ) - 8} more"] if len(differ) > 8 else []))
+        raise RunError(f"the weights are not this model's:\n    {shown}", where=where)
+    model.load_state_dict(checkpoint.weights)
+
+
+class Predictor:
+    """A trained model with its classes and preparation: images in, answers and reasons out."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device):
+        self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
+        self.model: Network = registry.build(checkpoint.model, **checkpoint.config)
+        _load_weights(self.model, checkpoint, checkpoint.model)
+        self.model.to(device).eval()
+        self.task = Classification()
+
+    def predict(self, image: str | Path | Tensor) -> Prediction:
+        """The answer for one image: a path, or pixels (channels, *size) as uint8 or float in 0..1."""
+        return next(self.predict_many([image]))
+
+    @torch.inference_mode()
+    def predict_many(self, images: Iterable[str | Path | Tensor], batch: int = 64) -> Iterator[Prediction]:
+        """Answers in the order of the images, computed `batch` at a time."""
+        waiting: list[tuple[str, Tensor]] = []
+
+        def answer() -> Iterator[Prediction]:
+            x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
+            probs = self.task.probabilities(self.model(x)).cpu()
+            for (name, _), row in zip(waiting, probs, strict=True):
+                yield Prediction.of(name, row, self.classes)
+            waiting.clear()
+
+        for image in images:
+            name, pixels = self._read(image)
+            waiting.append((name, self.preparation(pixels)))
+            if len(waiting) == batch:
+                yield from answer()
+        if waiting:
+            yield from answer()
+
+    def explain(
+        self, image: str | Path | Tensor, method: str = "rollout", target: str | None = None, **options: Any
+    ) -> Explanation:
+        """Why: a map over the image and its scores. `target` is the class to explain, the predicted if not said."""
+        name, pixels = self._read(image)
+        picture = self.preparation.picture(pixels)
+        x = self.preparation.normalised(picture[None]).to(self.device)
+        return explain(self.model, self.task, x, picture, name, self.classes, method=method, target=target, **options)
+
+    @staticmethod
+    def _read(image: str | Path | Tensor) -> tuple[str, Tensor]:
+        if isinstance(image, Tensor):
+            return "tensor", image
+        return str(image), read_image(Path(image).expanduser())[0]
+
+
+def check(data: str | Path, quiet: bool = False) -> Scan:
+    """Read every sample once and say what is there."""
+    return _scan(data, Progress(quiet))
+
+
+def _scan(data: str | Path, progress: Progress) -> Scan:
+    source = open_source(data)
+    progress.say(f"{data}: {source.kind} ({source.why}), {len(source.samples):,} images, {len(source.classes)} classes")
+    with progress.bar("reading", len(source.samples)) as tick:
+        return scan(source, lambda done, total: tick(done))
+
+
+def evaluate(
+    run: str | Path, data: str | Path, *, split: str | None = None, batch: int = 64, quiet: bool = False
+) -> Evaluation:
+    """Figures of a trained model on data: its `split`; if not said, test if the data has it, else all of it."""
+    predictor, progress = load(run), Progress(quiet)
+    found = _scan(data, progress)
+    found.require_readable()
+    source = found.source
+    unknown = sorted(set(source.classes) - set(predictor.classes))
+    if unknown:
+        raise DataError(
+            f"the data has classes the model does not know: {', '.join(unknown)}",
+            where=data,
+            do=f"it knows {', '.join(predictor.classes)}",
+        )
+    has = {sample.split for sample in source.samples}
+    if split is None and "test" in has:
+        split = "test"
+    index = [i for i, s in enumerate(source.samples) if split is None or s.split == split]
+    if not index:
+        names = ", ".join(sorted(name for name in has if name)) or "none"
+        raise DataError(f"the data has no split {split!r}", where=data, do=f"it has {names}")
+    preparation = predictor.preparation
+    loader = Loader(Images(found, preparation.size, preparation.channels), index, batch)
+    with progress.bar("evaluating", len(loader)) as tick:
+        return run_evaluation(
+            predictor.model,
+            predictor.task,
+            loader,
+            preparation,
+            source,
+            predictor.classes,
+            predictor.device,
+            tick,
+        )
+
+
+def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
+    """The whole way on embedded data: train, evaluate, explain, report."""
+    if name != "digits":
+        raise DataError(f"there is no demo called {name!r}", do="there is one so far: digits")
+    return train("digits", quiet=quiet, **settings)
+
+
+def train(data: str | Path, *, quiet: bool = False, command: str | None = None, **settings: Any) -> Run:
+    """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
+
+    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
+    >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
+    True
+    """
+    progress = Progress(quiet)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    found = _scan(data, progress)
+    found.require_readable()
+    config, origins = settle(found, settings)
+    names, split_note = split(found, config.split_seed, config.holdout)
+    progress.say(f"splits: {split_note}")
+    crossing = found.crossing(names)
+    if crossing:
+        progress.say(f"warning: {len(crossing)} images stand in more than one split (data.json lists them)")
+
+    source, device = found.source, torch.device(config.device)
+    parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
+    torch.manual_seed(config.seed)
+    model: Network = registry.build(
+        config.model,
+        classes=len(source.classes),
+        **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
+    )
+    size = model.config.size
+    images = Images(found, size, model.config.channels, crop=config.crop == "resized", seed=config.seed)
+    preparation = Preparation(size, images.channels, *statistics(images, parts["train"]))
+    plain = Images(found, size, images.channels)
+    task, workers = Classification(config.smoothing), config.workers or 0
+    loaders = {
+        "train": Loader(images, parts["train"], config.batch, shuffle=config.seed, workers=workers),
+        "val": Loader(plain, parts["val"], config.batch, workers=workers),
+    }
+    tested = "test" if parts["test"] else "val"
+
+    run = Run.create(Path(config.out or "runs/run"))
+    run.write_config(str(data), config, origins)
+    write_text(run.path / "command.txt", (command or f"regard.train({str(data)!r}, **{settings!r})") + "\n")
+    run.write_json("environment.json", _environment(device))
+    run.write_json("data.json", _describe(found, names, split_note, crossing))
+    run.write_rows("splits.csv", [{"name": s.key, "split": n, "label": source.classes[s.label]}
+                                  for s, n in zip(source.samples, names, strict=True)])  # fmt: skip
+
+    def keep(name: str, history: Any) -> None:
+        run.write_rows("metrics.csv", history.rows)
+        about = Checkpoint(
+            config.model,
+            to_dict(model.config),
+            source.classes,
+            preparation,
+            history.rows[-1],
+            model.state_dict(),
+        )
+        save_checkpoint(run.checkpoint(name), about)
+
+    model.to(device)
+    model.checkpointing = config.checkpointing
+    count = sum(p.numel() for p in model.parameters())
+    progress.say(f"{config.model}: {count:,} parameters, input {size}, on {device}; run folder {run.path}")
+    augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
+    augmenter = Augmenter(augment, config.seed, preparation.mean, preparation.std, len(source.classes))
+    history = run_training(
+        model, task, loaders["train"], augmenter, config, device,
+        lambda m: quick_figures(m, task, loaders["val"], preparation, device), keep, progress,
+    )  # fmt: skip
+
+    predictor = load(run.path, config.device)
+    test_loader = loaders["val"] if tested == "val" else Loader(plain, parts["test"], config.batch, workers=workers)
+    with progress.bar(f"testing on {tested}", len(test_loader)) as tick:
+        result = run_evaluation(predictor.model, task, test_loader, preparation, source, source.classes, device, tick)
+    best = history.best or {}
+    run.write_json("summary.json", {
+        "split": tested, "parameters": count, "seconds": history.rows[-1]["seconds"],
+        "best_epoch": best.get("epoch"), "val_accuracy": best.get("val_accuracy"), **result.to_json(),
+    })  # fmt: skip
+    run.write_rows("predictions.csv", result.predictions())
+    _explain_some(run, predictor, plain, result, config, progress)
+    write_report(run)
+    progress.say(f"{tested} accuracy {result.figures['accuracy']}; report {run.path / 'report.html'}")
+    return run
+
+
+def _explain_some(
+    run: Run, predictor: Predictor, images: Images, result: Evaluation, config: RunConfig, progress: Progress
+) -> None:
+    """Explain a few tested images: the most confident mistakes first, then examples class by class."""
+    confidence, right = result.probs.max(1), result.probs.argmax(1) == result.labels
+    wrong = sorted((n for n in range(len(right)) if not right[n]), key=lambda n: -confidence[n])
+    firsts: list[int] = []
+    for c in range(len(result.classes)):
+        firsts += [n for n in range(len(right)) if right[n] and result.labels[n] == c][:1]
+    chosen = (wrong[: config.explain // 2] + firsts)[: config.explain]
+    done: list[Explanation] = []
+    with progress.bar("explaining", len(chosen)) as tick:
+        for n in chosen:
+            pixels = images[0, int(result.index[n])][0]
+            done.append(predictor.explain(pixels).about(result.keys[n], result.classes[result.labels[n]]))
+            draw([done[-1]], run.path / "explain" / f"{len(done):02d}.png")
+            tick(len(done))
+    if done:
+        run.write_json("explain/explanations.json", [e.to_json() for e in done])
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "regard": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "accelerator": accelerator,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _describe(found: Scan, names: list[str], split_note: str, crossing: list[list[int]]) -> dict[str, Any]:
+    """data.json: what the data is, to the last hash, and what is odd about it."""
+    source = found.source
+    counts = {name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test") if name in names}
+    for sample, name in zip(source.samples, names, strict=True):
+        counts[name][source.classes[sample.label]] += 1
+
+    def keys(groups: list[list[int]]) -> list[list[str]]:
+        return [[f"{names[i]}: {source.samples[i].key}" for i in group] for group in groups]
+
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "recognised_by": source.why,
+        "fingerprint": found.fingerprint(),
+        "classes": list(source.classes),
+        "counts": counts,
+        "splits": split_note,
+        "sizes": {"×".join(map(str, size)): n for size, n in found.sizes.most_common(20)},
+        "modes": dict(found.modes),
+        "ignored": list(source.ignored),
+        "duplicates": keys(found.duplicates()),
+        "leaks": keys(crossing),
+        "conflicting_labels": keys(found.conflicting()),
+    }

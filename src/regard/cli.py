@@ -1,0 +1,263 @@
+"""The command line: flags in, API calls out, errors without tracebacks."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from regard.config import RunConfig
+from regard.console import columns
+from regard.errors import ConfigError, RegardError, did_you_mean
+
+Quiet = Annotated[bool, arg(help="Print results only.")]
+
+
+@dataclass
+class Demo:
+    """The whole way on embedded data: train, evaluate, explain, report. No download."""
+
+    name: Positional[str] = "digits"
+    """Which demo: digits."""
+    out: str | None = None
+    """Run folder to make."""
+    epochs: int | None = None
+    """Passes over the training images; fewer is quicker and worse."""
+    seed: int = 0
+    """Seed of weights, order and augmentation."""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import api
+
+        settings = {"seed": self.seed, "out": self.out, "epochs": self.epochs}
+        given = {name: value for name, value in settings.items() if value is not None}
+        _tell_run(api.demo(self.name, quiet=self.quiet, command=_command(), **given))
+
+
+@dataclass
+class Check:
+    """Read every image of a data set and say what is there, and what is wrong with it."""
+
+    data: Positional[str]
+    """A folder, .csv, .tsv, .npz, or digits."""
+
+    def run(self) -> None:
+        from regard import api
+
+        found = api.check(self.data)
+        print(found.describe())
+        found.require_readable()
+
+
+@dataclass
+class Train:
+    """Train a model and write a run folder with figures, explanations and a report."""
+
+    data: Positional[str]
+    """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits."""
+    settings: OmitArgPrefixes[RunConfig]
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import api
+
+        given = _flags(RunConfig)
+        settings = {f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given}
+        _tell_run(api.train(self.data, quiet=self.quiet, command=_command(), **settings))
+
+
+@dataclass
+class Eval:
+    """Figures with 95 % intervals for a trained model on data."""
+
+    run_folder: Positional[str]
+    """Run folder or checkpoint file."""
+    data: Positional[str]
+    """Data with labels."""
+    split: Literal["train", "val", "test"] | None = None
+    """Which split. Default: test if the data has one, else everything."""
+    out: str | None = None
+    """Write figures, per-class table and confusion matrix to this .json."""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        import json
+
+        from regard import api
+        from regard.weights import write_text
+
+        result = api.evaluate(self.run_folder, self.data, split=self.split, quiet=self.quiet)
+        if self.out:
+            write_text(Path(self.out), json.dumps(result.to_json(), indent=2) + "\n")
+        print(columns(("figure", "value", "95 % interval", "n"), [
+            (name, f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}") for name, f in result.figures.items()
+        ]))  # fmt: skip
+        print()
+        measures = ("recall", "precision", "auroc")
+        print(columns(("class", "n", *measures), [
+            (name, row["recall"].n, *(f"{row[m].value:.3f} ({row[m].low:.3f} to {row[m].high:.3f})" for m in measures))
+            for name, row in result.summary.per_class.items()
+        ]))  # fmt: skip
+        if len(result.classes) <= 20:
+            rows = [(name, *row) for name, row in zip(result.classes, result.summary.confusion, strict=True)]
+            print("\nconfusion (rows true, columns predicted)")
+            print(columns(("", *result.classes), rows))
+
+
+@dataclass
+class Predict:
+    """Label images."""
+
+    run_folder: Positional[str]
+    """Run folder or checkpoint file."""
+    inputs: Positional[tuple[str, ...]]
+    """Files, folders or globs."""
+    out: str | None = None
+    """Write a .csv or .json here instead of a table to the screen."""
+    top: int = 3
+    """Classes to show for each image."""
+
+    def run(self) -> None:
+        from regard import api
+        from regard.data import find_images
+        from regard.tasks import save_predictions
+
+        predictor = api.load(self.run_folder)
+        answers = list(predictor.predict_many(find_images(self.inputs)))
+        if self.out:
+            print(save_predictions(answers, Path(self.out)))
+            return
+        rows = [(a.name, *(f"{c} {p:.1%}" for c, p in list(a.probs.items())[: self.top])) for a in answers]
+        print(columns(("image", *(f"#{n + 1}" for n in range(len(rows[0]) - 1))), rows))
+
+
+@dataclass
+class Explain:
+    """Show what a prediction was based on: input beside attention, and scores of the map."""
+
+    run_folder: Positional[str]
+    """Run folder or checkpoint file."""
+    inputs: Positional[tuple[str, ...]]
+    """Files, folders or globs."""
+    method: str = "rollout"
+    """attention (one layer) or rollout (through all layers)."""
+    target: str | None = None
+    """Class whose probability the scores follow. Default: the predicted one."""
+    layer: int | None = None
+    """attention: which layer, from 0; -1 is the last."""
+    head: int | None = None
+    """attention: which head. Default: the mean over heads."""
+    identity: bool = True
+    """rollout: count residual connections (Abnar & Zuidema); --no-identity is the ViT paper's D.8."""
+    out: str = "explanation.png"
+    """Picture to write (.png, .svg or .pdf)."""
+
+    def run(self) -> None:
+        from regard import api
+        from regard.data import find_images
+        from regard.explain.draw import draw
+
+        options: dict[str, Any] = {"layer": self.layer, "head": self.head}
+        options = {name: value for name, value in options.items() if value is not None}
+        if not self.identity:
+            options["identity"] = False
+        predictor = api.load(self.run_folder)
+        made = [
+            predictor.explain(path, method=self.method, target=self.target, **options)
+            for path in find_images(self.inputs)
+        ]
+        print(draw(made, Path(self.out)))
+        print(columns(("image", "predicted", "deletion", "insertion", "random", "beats random"), [
+            (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.deletion:.3f}",
+             f"{e.scores.insertion:.3f}", f"{e.scores.random:.3f}", f"{e.scores.beaten:.0%}") for e in made
+        ]))  # fmt: skip
+
+
+@dataclass
+class Report:
+    """Draw a run's figures and report anew from its files."""
+
+    run_folder: Positional[str]
+    """Run folder."""
+
+    def run(self) -> None:
+        from regard.report import write_report
+        from regard.weights import Run
+
+        folder = Run.open(self.run_folder)
+        write_report(folder)
+        print(folder.path / "report.html")
+
+
+@dataclass
+class Models:
+    """List the models."""
+
+    def run(self) -> None:
+        from regard.registry import MODELS
+
+        rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)), e.paper) for n, e in MODELS.items()]
+        print(columns(("name", "parameters", "input", "from"), rows))
+
+
+COMMANDS: dict[str, type] = {
+    "demo": Demo, "check": Check, "train": Train, "eval": Eval, "predict": Predict, "explain": Explain,
+    "report": Report, "models": Models,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run one command. Errors the user can mend print without a traceback (unless --debug) and exit with 2."""
+    words = sys.argv[1:]
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        if words == ["--version"]:
+            from regard import __version__
+
+            print(__version__)
+            return
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            raise ConfigError(f"there is no command {words[0]!r}", do=did_you_mean(words[0], COMMANDS))
+        command: Any = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="regard",
+            description="Vision transformers: train, evaluate, predict, explain. --debug shows tracebacks.",
+            args=words or ["--help"],
+            config=(tyro.conf.PositionalMetavarFromFieldName,),
+        )
+        command.run()
+    except RegardError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+
+
+def _flags(cls: type) -> set[str]:
+    """The fields of `cls` that the command line names, so that a flag can be told from a default."""
+    words = {word.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in sys.argv[2:]}
+    return words & {f.name for f in fields(cls)}
+
+
+def _command() -> str:
+    return shlex.join(["regard", *sys.argv[1:]])
+
+
+def _tell_run(run: Any) -> None:
+    figures = run.read_json("summary.json")["figures"]
+    print(f"accuracy {figures['accuracy']['value']:.4f} "
+          f"(95 % interval {figures['accuracy']['low']:.4f} to {figures['accuracy']['high']:.4f}, "
+          f"n={figures['accuracy']['n']})")  # fmt: skip
+    print(run.path / "report.html")

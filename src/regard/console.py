@@ -1,0 +1,88 @@
+"""What is said on the screen: progress as a live bar on a terminal and plain lines elsewhere, and tables."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Progress:
+    """Says how far work has come. `quiet` says nothing at all."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Step]:
+        """A bar of `total` steps; the yielded object is called with steps done and a note."""
+        if self.quiet:
+            yield Step()
+        elif sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            with RichProgress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as rich:
+                task = rich.add_task(label, total=total, note="")
+                yield Live(lambda done, note: rich.update(task, completed=done, note=note))
+        else:
+            yield Lines(self, label, total)
+
+
+class Step:
+    """Called with the number of steps done, and a note such as the current loss."""
+
+    def __call__(self, done: int, note: str = "") -> None:
+        pass
+
+
+class Live(Step):
+    def __init__(self, update: Callable[[int, str], None]):
+        self.update = update
+
+    def __call__(self, done: int, note: str = "") -> None:
+        self.update(done, note)
+
+
+class Lines(Step):
+    """At most one line every few seconds, and one at the end."""
+
+    EVERY = 5.0
+
+    def __init__(self, progress: Progress, label: str, total: int):
+        self.progress, self.label, self.total, self.last = progress, label, total, time.monotonic()
+
+    def __call__(self, done: int, note: str = "") -> None:
+        now = time.monotonic()
+        if now - self.last >= self.EVERY or done == self.total:
+            self.last = now
+            self.progress.say(f"{self.label} {done}/{self.total} {note}".rstrip())
+
+
+def columns(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    """Plain aligned columns, as good for eyes as for pipes.
+
+    >>> print(columns(("name", "n"), [("cat", 3), ("horse", 12)]))
+    name   n
+    cat    3
+    horse  12
+    """
+    table = [tuple(map(str, row)) for row in (header, *rows)]
+    widths = [max(len(row[n]) for row in table) for n in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    )

@@ -1,0 +1,30 @@
+"""From the user's files to batches of tensors: sources, a scan, splits, augmentation, loading."""
+
+from regard.data.augment import Augmenter, normalise, to_float
+from regard.data.images import SUFFIXES, read_image
+from regard.data.loader import Batch, Images, Loader, Preparation, fit, statistics, with_channels
+from regard.data.scan import Scan, scan
+from regard.data.source import Sample, Source, find_images, open_source
+from regard.data.splits import split
+
+__all__ = [
+    "SUFFIXES",
+    "Augmenter",
+    "Batch",
+    "Images",
+    "Loader",
+    "Preparation",
+    "Sample",
+    "Scan",
+    "Source",
+    "find_images",
+    "fit",
+    "normalise",
+    "open_source",
+    "read_image",
+    "scan",
+    "split",
+    "statistics",
+    "to_float",
+    "with_channels",
+]

@@ -1,0 +1,90 @@
+"""Image files to tensors: every mode comes out right, and nothing hostile is decoded.
+
+A decoded image is (channels, height, width), one channel for grey and three for colour, uint8, or
+float32 in 0..1 where the file holds more than 8 bits.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import DataError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"})
+MAX_PIXELS = 64_000_000
+MAX_BYTES = 256 * 2**20
+
+_GREY = {"1", "L"}
+_DEEP = {"I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
+_ALPHA = {"LA", "La", "PA", "RGBA", "RGBa"}
+
+
+def read_image(path: Path) -> tuple[Tensor, str]:
+    """The decoded image and the file's own mode (such as RGB, CMYK or I;16)."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise DataError(f"the file has {size:,} bytes; at most {MAX_BYTES:,} are read", where=path)
+        with warnings.catch_warnings():
+            # Pillow warns of large images and decodes them all the same; the cap below refuses them.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise DataError(
+                        f"the image claims {width} × {height} pixels; at most {MAX_PIXELS:,} are decoded",
+                        where=path,
+                        do="shrink it, or remove it if you did not expect it",
+                    )
+                image.load()
+                return _to_tensor(ImageOps.exif_transpose(image), path), image.mode
+    except FileNotFoundError:
+        raise DataError("there is no such file", where=path) from None
+    except UnidentifiedImageError:
+        raise DataError("this is not an image that can be read", where=path, do="remove or replace it") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, MemoryError) as error:
+        raise DataError(f"the image is damaged: {error}", where=path, do="remove or replace it") from None
+
+
+def _to_tensor(image: Any, path: Path) -> Tensor:
+    from PIL import Image
+
+    mode = image.mode
+    if mode in _DEEP:
+        # Pillow's own conversion to 8 bits clips 16-bit values at 255 instead of scaling them.
+        values = np.asarray(image).astype(np.float32)
+        if mode != "F":
+            values = values / 65535.0
+        return torch.from_numpy(checked(values, path))[None]
+    if mode in _GREY:
+        pixels = np.asarray(image.convert("L"))
+    else:
+        if mode == "P":
+            image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+        if image.mode in _ALPHA:  # transparent means white, not whatever colour hides beneath
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        pixels = np.asarray(image.convert("RGB"))
+        if mode in ("LA", "La"):
+            pixels = pixels[..., 0]
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def checked(values: np.ndarray, where: object) -> np.ndarray:
+    """Floating-point pixels, if they are finite and within 0..1."""
+    if not np.isfinite(values).all():
+        count = int((~np.isfinite(values)).sum())
+        raise DataError(f"{count:,} pixels are NaN or infinite", where=where, do="remove or repair the image")
+    if values.min(initial=0.0) < 0.0 or values.max(initial=0.0) > 1.0:
+        raise DataError(
+            f"pixels run from {values.min():.4g} to {values.max():.4g}; 0 to 1 is expected of floating point",
+            where=where,
+            do="rescale the values to 0..1, or store them as 8- or 16-bit integers",
+        )
+    return values

@@ -1,0 +1,192 @@
+"""From samples to batches: fitted to the network's input, in an order known beforehand, by any number of workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from regard.data.augment import normalise, to_float
+from regard.data.random import order, uniforms
+from regard.data.scan import Scan
+from regard.data.source import Source
+from regard.errors import DataError
+
+
+class Batch(NamedTuple):
+    """images (B, C, *size), uint8 or float in 0..1; labels (B,); numbers (B,), which samples they are."""
+
+    images: Tensor
+    labels: Tensor
+    numbers: Tensor
+
+
+def with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Grey made colour by repetition, colour made grey by luminance; other numbers must match."""
+    if len(pixels) == channels:
+        return pixels
+    if len(pixels) == 1:
+        return pixels.expand(channels, *pixels.shape[1:])
+    if len(pixels) == 3 and channels == 1:
+        grey = (to_float(pixels) * torch.tensor([0.299, 0.587, 0.114]).reshape(3, *[1] * (pixels.ndim - 1))).sum(0)
+        return _as(grey[None], pixels.dtype)
+    raise DataError(f"an image has {len(pixels)} channels where {channels} are expected")
+
+
+def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Scaled to cover `size` and cut at the centre, so nothing is stretched."""
+    old = tuple(pixels.shape[1:])
+    if len(old) != len(size):
+        raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
+    scale = max(new / was for new, was in zip(size, old, strict=True))
+    pixels = _resize(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
+    for axis, new in enumerate(size, start=1):
+        pixels = pixels.narrow(axis, (pixels.shape[axis] - new) // 2, new)
+    return pixels
+
+
+def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
+    """Inception's crop: 25 to 100 % of the area at an aspect of 3/4 to 4/3, resized to `size`."""
+    old, dims = pixels.shape[1:], len(size)
+    area, ratio = 0.25 + 0.75 * u[0], math.exp((2 * u[1] - 1) * math.log(4 / 3))
+    for axis, side in enumerate(old):
+        stretch = {0: math.sqrt(ratio), dims - 1: 1 / math.sqrt(ratio)}.get(axis, 1.0)
+        length = min(side, max(1, round(area ** (1 / dims) * stretch * side)))
+        pixels = pixels.narrow(1 + axis, int(u[2 + axis] * (side - length + 1)), length)
+    return _resize(pixels, size)
+
+
+def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+    if tuple(pixels.shape[1:]) == size:
+        return pixels
+    if len(size) == 2:
+        resized = F.interpolate(to_float(pixels)[None], size=size, mode="bilinear", antialias=True)
+    else:
+        resized = F.interpolate(to_float(pixels)[None], size=size, mode="trilinear" if len(size) == 3 else "linear")
+    return _as(resized[0], pixels.dtype)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x * 255).round().clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else x
+
+
+class Images(Dataset[tuple[Tensor, int, int]]):
+    """The samples of one split, by (epoch, sample number); `crop` cuts anew every epoch."""
+
+    def __init__(self, scan: Scan, size: tuple[int, ...], channels: int, *, crop: bool = False, seed: int = 0):
+        self.source: Source = scan.source
+        self.cache = scan.cache
+        self.size, self.channels, self.crop, self.seed = size, channels, crop, seed
+
+    def __getitem__(self, at: tuple[int, int]) -> tuple[Tensor, int, int]:
+        epoch, index = at
+        pixels = self.cache[index] if index in self.cache else self.source.read(index)[0]
+        pixels = with_channels(pixels, self.channels)
+        if self.crop:
+            u = uniforms(self.seed, epoch, np.array([index]), 5, use=3)[0]
+            pixels = random_crop(pixels, self.size, u)
+        else:
+            pixels = fit(pixels, self.size)
+        return pixels.contiguous(), self.source.samples[index].label, index
+
+
+class _Order:
+    """Batches of (epoch, sample number) for the loader; the epoch is set from outside."""
+
+    def __init__(self, index: np.ndarray, batch: int, seed: int | None):
+        self.index, self.batch, self.seed, self.epoch = index, batch, seed, 0
+
+    def __len__(self) -> int:
+        return -(-len(self.index) // self.batch)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        index = self.index if self.seed is None else order(self.seed, self.epoch, self.index)
+        for start in range(0, len(index), self.batch):
+            yield [(self.epoch, int(i)) for i in index[start : start + self.batch]]
+
+
+class Loader:
+    """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source."""
+
+    def __init__(self, images: Images, index: list[int], batch: int, *, shuffle: int | None = None, workers: int = 0):
+        self.images, self.order = images, _Order(np.array(index, dtype=np.int64), batch, shuffle)
+        self.stacked: Batch | None = None
+        self.loader: DataLoader[Any] | None = None
+        if images.cache and not images.crop:  # small enough to stay in memory, fitted once
+            self.stacked = collate([images[0, i] for i in index]) if index else None
+            self.row = {i: n for n, i in enumerate(index)}
+        elif workers:
+            # A generator of its own keeps the loader from drawing on (and so changing) the global one.
+            self.loader = DataLoader(
+                images,
+                batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
+                num_workers=workers,
+                collate_fn=collate,
+                persistent_workers=True,
+                generator=torch.Generator(),
+            )
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        self.order.epoch = number
+        if self.loader is not None:
+            yield from self.loader
+            return
+        for batch in self.order:
+            if self.stacked is None:
+                yield collate([self.images[at] for at in batch])
+            else:
+                rows = torch.tensor([self.row[i] for _, i in batch])
+                yield Batch(*(part[rows] for part in self.stacked))
+
+
+def collate(samples: list[tuple[Tensor, int, int]]) -> Batch:
+    images = [image for image, _, _ in samples]
+    if len({image.dtype for image in images}) > 1:
+        images = [to_float(image) for image in images]
+    labels, index = (torch.tensor([s[n] for s in samples]) for n in (1, 2))
+    return Batch(torch.stack(images), labels, index)
+
+
+def statistics(images: Images, index: list[int], most: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel over (up to `most` of) the given samples."""
+    chosen = index[:: max(1, len(index) // most)][:most]
+    plain = Images.__new__(Images)
+    plain.__dict__ = images.__dict__ | {"crop": False}
+    total, squares, count = torch.zeros(images.channels).double(), torch.zeros(images.channels).double(), 0
+    for i in chosen:
+        x = to_float(plain[0, i][0]).double().flatten(1)
+        total, squares, count = total + x.sum(1), squares + (x * x).sum(1), count + x.shape[1]
+    mean = total / count
+    std = (squares / count - mean**2).clamp_min(0).sqrt().clamp_min(1e-3)
+    return tuple(round(m, 6) for m in mean.tolist()), tuple(round(s, 6) for s in std.tolist())
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a network's input is made from decoded pixels; travels with its weights."""
+
+    size: tuple[int, ...]
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def picture(self, pixels: Tensor) -> Tensor:
+        """What the network will see, before normalisation: (channels, *size) in 0..1."""
+        return to_float(fit(with_channels(pixels, self.channels), self.size))
+
+    def normalised(self, pictures: Tensor) -> Tensor:
+        return normalise(pictures, self.mean, self.std)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(1, channels, *size), ready for the network."""
+        return self.normalised(self.picture(pixels)[None])

@@ -1,0 +1,141 @@
+"""One careful look at every sample before any work is done: sizes, modes, duplicates, damage."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from regard.console import columns
+from regard.data.source import Source
+from regard.errors import DataError
+
+CACHE_SIDE = 96
+CACHE_BYTES = 2**30
+
+
+@dataclass
+class Scan:
+    """What was found. `digests` name pixels, not files: the same picture saved twice has one digest."""
+
+    source: Source
+    sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    channels: int = 1
+    digests: list[str | None] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    cache: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    """Decoded samples, kept when all are small enough to stay in memory."""
+
+    def duplicates(self) -> list[list[int]]:
+        """Groups of samples with the same pixels."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for index, digest in enumerate(self.digests):
+            if digest is not None:
+                groups[digest].append(index)
+        return [group for group in groups.values() if len(group) > 1]
+
+    def crossing(self, splits: list[str]) -> list[list[int]]:
+        """Those duplicates that stand in more than one split: leaks from training into evaluation."""
+        return [group for group in self.duplicates() if len({splits[i] for i in group}) > 1]
+
+    def conflicting(self) -> list[list[int]]:
+        """Those duplicates that carry different labels."""
+        labels = [sample.label for sample in self.source.samples]
+        return [group for group in self.duplicates() if len({labels[i] for i in group}) > 1]
+
+    def fingerprint(self) -> str:
+        """One hash of the whole data set: names, labels and pixels."""
+        total = hashlib.sha256()
+        for sample, digest in zip(self.source.samples, self.digests, strict=True):
+            total.update(f"{sample.key}\0{sample.label}\0{digest}\n".encode())
+        return total.hexdigest()
+
+    def describe(self) -> str:
+        """The report of `regard check`, for people."""
+        source, splits = self.source, [s.split or "all" for s in self.source.samples]
+        named = [name for name in ("train", "val", "test", "all") if name in splits]
+        rows = [
+            (
+                name,
+                *(
+                    sum(s.label == c and where == n for s, where in zip(source.samples, splits, strict=True))
+                    for n in named
+                ),
+            )
+            for c, name in enumerate(source.classes)
+        ]
+        total = ("total", *(splits.count(n) for n in named))
+        parts = [columns(("class", *named), [*rows, total]), ""]
+        parts.append("sizes: " + ", ".join(f"{'×'.join(map(str, s))} ({n})" for s, n in self.sizes.most_common(8)))
+        parts.append("modes: " + ", ".join(f"{mode} ({n})" for mode, n in self.modes.most_common()))
+        for title, groups in (
+            ("images that occur more than once", self.duplicates()),
+            ("of these, across splits (leaks)", self.crossing(splits)),
+            ("of these, with different labels", self.conflicting()),
+        ):
+            parts.append(f"{title}: {len(groups)}")
+            parts += ["    " + " = ".join(source.samples[i].key for i in group) for group in groups[:10]]
+        parts.append(f"files that are no images, ignored: {len(source.ignored)}")
+        parts += [f"    {name}" for name in source.ignored[:10]]
+        parts.append(f"images that cannot be read: {len(self.unreadable)}")
+        parts += [f"    {key}: {why}" for key, why in self.unreadable]
+        return "\n".join(parts)
+
+    def require_readable(self) -> None:
+        if self.unreadable:
+            lines = "\n".join(f"    {key}: {why}" for key, why in self.unreadable[:10])
+            more = f"\n    and {len(self.unreadable) - 10} more" if len(self.unreadable) > 10 else ""
+            raise DataError(
+                f"{len(self.unreadable)} of {len(self.source.samples)} images cannot be read:\n{lines}{more}",
+                where=self.source.name,
+                do="repair or remove them; `regard check` lists them all",
+            )
+
+
+def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
+    """Read every sample once, in parallel; damage is listed, not raised."""
+    found, cached = Scan(source), 0
+
+    def look(index: int) -> tuple[Tensor, str, str] | DataError:
+        try:
+            pixels, mode = source.read(index)
+        except DataError as error:
+            return error
+        digest = hashlib.sha256(f"{tuple(pixels.shape)}{pixels.dtype}".encode())
+        digest.update(pixels.contiguous().numpy().data)
+        return pixels, mode, digest.hexdigest()[:32]
+
+    with ThreadPoolExecutor() as pool:
+        for index, result in enumerate(_ordered(pool, look, len(source.samples))):
+            tick(index + 1, len(source.samples))
+            if isinstance(result, DataError):
+                found.unreadable.append((source.samples[index].key, result.what))
+                found.digests.append(None)
+                continue
+            pixels, mode, digest = result
+            found.sizes[tuple(pixels.shape[1:])] += 1
+            found.modes[mode] += 1
+            found.channels = max(found.channels, len(pixels))
+            found.digests.append(digest)
+            cached += pixels.nbytes
+            if max(pixels.shape[1:]) <= CACHE_SIDE and cached <= CACHE_BYTES:
+                found.cache[index] = pixels
+    if len(found.cache) < len(source.samples) - len(found.unreadable):
+        found.cache.clear()
+    return found
+
+
+def _ordered(pool: ThreadPoolExecutor, work: Callable[[int], Any], count: int, ahead: int = 256) -> Iterator[Any]:
+    """Results in order with only `ahead` of them in flight, so that a large data set does not fill memory."""
+    waiting = deque(pool.submit(work, n) for n in range(min(ahead, count)))
+    for n in range(count):
+        result = waiting.popleft().result()
+        if n + ahead < count:
+            waiting.append(pool.submit(work, n + ahead))
+        yield result

@@ -1,0 +1,50 @@
+"""The one kind of error a user should ever see: what is wrong, where, and what to do about it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegardError(Exception):
+    """Anything the user can put right. The command line prints it and exits with code 2.
+
+    >>> print(RegardError("the image cannot be read", where="cats/1.jpg", do="replace or delete it"))
+    the image cannot be read
+      where: cats/1.jpg
+      to do: replace or delete it
+    """
+
+    def __init__(self, what: str, *, where: object = None, do: str | None = None):
+        self.what, self.where, self.do = what, None if where is None else str(where), do
+        lines = [what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if do:
+            lines.append(f"  to do: {do}")
+        super().__init__("\n".join(lines))
+
+
+class ConfigError(RegardError):
+    """A name, field or value that does not exist or does not fit."""
+
+
+class DataError(RegardError):
+    """Input data that is missing, damaged, hostile or too little."""
+
+
+class RunError(RegardError):
+    """A run folder or checkpoint that cannot be written, found or read."""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """The hint for a misspelt name: its near matches, or all the options when nothing is near.
+
+    >>> did_you_mean("vit_b61", ["vit_b16", "vit_b32", "swin_t"])
+    'did you mean vit_b16?'
+    """
+    options = sorted(options)
+    close = difflib.get_close_matches(name, options, n=3, cutoff=0.75) or difflib.get_close_matches(
+        name, options, n=2, cutoff=0.5
+    )
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(options)}"

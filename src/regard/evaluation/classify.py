@@ -1,0 +1,109 @@
+"""Predictions over a whole split, and the figures they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.data import Loader, Preparation, Source, to_float
+from regard.metrics import Figure, Summary, summarise
+from regard.tasks import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures with intervals, and every prediction behind them."""
+
+    summary: Summary
+    classes: tuple[str, ...]
+    keys: list[str]
+    index: np.ndarray
+    labels: np.ndarray
+    probs: np.ndarray
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        return self.summary.figures
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """One row a sample: name, truth, prediction, and the probability of each class."""
+        return [
+            {
+                "name": key,
+                "label": self.classes[label],
+                "predicted": self.classes[int(row.argmax())],
+                "confidence": f"{row.max():.6f}",
+                **{f"p_{name}": f"{p:.6f}" for name, p in zip(self.classes, row, strict=True)},
+            }
+            for key, label, row in zip(self.keys, self.labels, self.probs, strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, ready for summary.json."""
+        per_class = {
+            name: {measure: figure._asdict() for measure, figure in row.items()}
+            for name, row in self.summary.per_class.items()
+        }
+        return {
+            "figures": {name: figure._asdict() for name, figure in self.figures.items()},
+            "per_class": per_class,
+            "confusion": self.summary.confusion.tolist(),
+            "reliability": self.summary.reliability.tolist(),
+        }
+
+
+@torch.inference_mode()
+def predict_loader(
+    model: nn.Module,
+    task: Task,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order."""
+    training = model.training
+    model.eval()
+    parts: list[tuple[np.ndarray, ...]] = []
+    try:
+        for number, batch in enumerate(loader.epoch(0), start=1):
+            x = preparation.normalised(to_float(batch.images.to(device)))
+            probs = task.probabilities(model(x)).cpu()
+            parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy()))
+            tick(number, "")
+    finally:
+        model.train(training)
+    probs, labels, index = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return probs, labels, index
+
+
+def quick_figures(
+    model: nn.Module, task: Task, loader: Loader, preparation: Preparation, device: torch.device
+) -> dict[str, float]:
+    """What the training loop needs to choose by: accuracy and log loss, without intervals."""
+    probs, labels, _ = predict_loader(model, task, loader, preparation, device)
+    own = np.clip(probs[np.arange(len(labels)), labels], 1e-12, 1)
+    return {"accuracy": float((probs.argmax(1) == labels).mean()), "loss": float(-np.log(own).mean())}
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    loader: Loader,
+    preparation: Preparation,
+    source: Source,
+    classes: tuple[str, ...],
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+) -> Evaluation:
+    """Figures with intervals over everything the loader gives. The source's classes are matched by name."""
+    probs, labels, index = predict_loader(model, task, loader, preparation, device, tick)
+    own = {name: n for n, name in enumerate(classes)}
+    labels = np.array([own[source.classes[label]] for label in labels])
+    keys = [source.samples[i].key for i in index]
+    return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)

@@ -1,0 +1,77 @@
+"""Pictures of explanations: the input beside what the output token looked at (the ViT paper's Figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from regard.explain.explanation import Explanation
+
+DPI = 130
+
+
+def draw(explanations: Sequence[Explanation], path: Path) -> Path:
+    """One row an explanation: input, input dimmed where the map is low (the paper's way), map."""
+    from matplotlib.figure import Figure
+
+    rows = len(explanations)
+    figure = Figure(figsize=(8.2, 0.45 + 2.75 * rows), layout="constrained", facecolor="white")
+    axes = figure.subplots(rows, 3, squeeze=False)
+    for (left, middle, right), item in zip(axes, explanations, strict=True):
+        picture, values = _slice(item)
+        light = values / max(values.max(), 1e-12)
+        grey = picture.shape[-1] == 1
+        colours = {"cmap": "gray", "vmin": 0, "vmax": 1} if grey else {}
+        shape = picture[..., 0] if grey else picture
+        left.imshow(shape, **colours)
+        middle.imshow(shape * (0.12 + 0.88 * (light if grey else light[..., None])), **colours)
+        painted = right.imshow(values * values.size, cmap="viridis", vmin=0)
+        bar = figure.colorbar(painted, ax=right, shrink=0.85)
+        bar.set_label("times the average", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+        truth = "" if item.label is None else f" (true: {item.label})"
+        left.set_title("input", fontsize=9)
+        left.set_xlabel(f"{_short(item.prediction.name)}{truth}", fontsize=8)
+        middle.set_title("attention", fontsize=9)
+        middle.set_xlabel(f"predicted {item.prediction.label} ({item.prediction.confidence:.1%})", fontsize=8)
+        right.set_title(_title(item), fontsize=9)
+        scores = item.scores
+        right.set_xlabel(
+            f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}",
+            fontsize=8,
+        )
+        for ax in (left, middle, right):
+            ax.set_xticks([])
+            ax.set_yticks([])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+    return path
+
+
+def _title(item: Explanation) -> str:
+    options = " ".join(f"{name}={value}" for name, value in item.options.items())
+    return f"{item.method} {options}".strip() + f" for {item.target!r}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 34 else "…" + name[-33:]
+
+
+def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray]:
+    """(H, W, channels) and (H, W); of a volume, the slice where the map peaks."""
+    picture, values = item.picture, item.map
+    if values.ndim == 3:
+        depth = int(values.sum((1, 2)).argmax())
+        picture, values = picture[:, depth], values[depth]
+    if values.ndim == 1:
+        picture, values = picture[:, None], values[None]
+    return _numpy(picture).transpose(1, 2, 0), _numpy(values)
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    return x.detach().float().cpu().numpy()

@@ -1,0 +1,81 @@
+"""Is a map right about the model? Deletion and insertion (Petsiuk et al., 2018), against random maps.
+
+Deletion takes the places a map calls important away, most important first, and watches the probability
+of the target fall; insertion puts them back onto an empty input and watches it rise. A faithful map has
+low deletion and high insertion. Each is the mean probability along the way (the area under the curve).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.geometry import TokenMap
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Scores of one map. `random` is what random maps score, the same on average for both measures."""
+
+    deletion: float
+    insertion: float
+    random: float
+    random_spread: float
+    """Standard deviation over random maps."""
+    beaten: float
+    """Share of random maps that are worse in both deletion and insertion."""
+    deletion_curve: tuple[float, ...]
+    insertion_curve: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """insertion − deletion: zero for a map that knows nothing, positive for one that does."""
+        return self.insertion - self.deletion
+
+
+@torch.inference_mode()
+def faithfulness(
+    probability: Callable[[Tensor], Tensor],
+    x: Tensor,
+    values: Tensor,
+    where: TokenMap,
+    *,
+    steps: int = 16,
+    maps: int = 8,
+    seed: int = 0,
+    batch: int = 64,
+) -> Faithfulness:
+    """Scores of `values` (places,) as a map of the normalised input x (1, C, *size).
+
+    `probability` gives the target's probability (B,) for inputs (B, C, *size). What is taken away becomes
+    zero, which is the mean of the training data.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    ranked = torch.argsort(values.cpu(), descending=True, stable=True)
+    orders = [ranked, ranked.flip(0)] + [torch.randperm(where.places, generator=draw) for _ in range(maps)]
+    points = torch.linspace(0, where.places, min(steps, where.places) + 1).round().long()
+    keep = torch.zeros(len(orders), len(points), where.places)
+    for row, order in enumerate(orders):
+        for column, count in enumerate(points.tolist()):
+            keep[row, column, order[:count]] = 1.0
+    flat, results = keep.flatten(0, 1), []
+    for part in flat.split(batch):
+        mask = where.paint(part)[:, None].to(x.device, x.dtype)
+        results.append(probability(x * mask).float().cpu())
+    curves = torch.cat(results).reshape(len(orders), len(points))
+    spacing = (points[1:] - points[:-1]).float() / where.places
+    areas = ((curves[:, 1:] + curves[:, :-1]) / 2 * spacing).sum(1)
+    # Taking the best away first is keeping the worst first, read backwards: the areas are the same.
+    insertion, deletion, random = areas[0], areas[1], areas[2:]
+    return Faithfulness(
+        deletion=float(deletion),
+        insertion=float(insertion),
+        random=float(random.mean()),
+        random_spread=float(random.std()),
+        beaten=float(((random < insertion) & (random > deletion)).float().mean()),
+        deletion_curve=tuple(curves[1].flip(0).tolist()),
+        insertion_curve=tuple(curves[0].tolist()),
+    )

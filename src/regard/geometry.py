@@ -1,0 +1,97 @@
+"""Where tokens live: grids of patches over text, images and volumes, and the way back to the input."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def per_axis(value: int | tuple[int, ...], dims: int, name: str) -> tuple[int, ...]:
+    """One number per axis from an int (the same on every axis) or a tuple of exactly `dims` numbers."""
+    axes = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(axes) != dims or any(not isinstance(n, int) or n < 1 for n in axes):
+        raise ConfigError(f"{name}={value} does not fit: {dims} positive numbers are needed, or one for all axes")
+    return axes
+
+
+def grid_of(size: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
+    """Patches along each axis; a last patch that sticks out counts (its rest is padding).
+
+    >>> grid_of((224, 224), (16, 16)), grid_of((30, 17), (16, 16))
+    ((14, 14), (2, 2))
+    """
+    return tuple(-(-s // p) for s, p in zip(size, patch, strict=True))
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """Where the tokens of one stage live on the input: which are prefixes, and the box of each other one.
+
+    `grid` counts tokens along each axis in raster order, `cell` is what one token covers in input units
+    (words, pixels or voxels), `size` is the input itself. Every explanation is painted through such a map.
+
+    >>> where = TokenMap(grid=(14, 14), cell=(16, 16), size=(224, 224), prefix=("class",))
+    >>> where.tokens, where.box(1), where.box(16)
+    (197, ((0, 16), (0, 16)), ((16, 32), (16, 32)))
+    """
+
+    grid: tuple[int, ...]
+    cell: tuple[int, ...]
+    size: tuple[int, ...]
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> int:
+        """Tokens that have a place on the input."""
+        return math.prod(self.grid)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prefix) + self.places
+
+    def box(self, token: int) -> tuple[tuple[int, int], ...]:
+        """(start, stop) on each axis of the input, clipped to it. A prefix token has no box."""
+        if not len(self.prefix) <= token < self.tokens:
+            raise ConfigError(f"token {token} has no place on the input: prefixes are 0 to {len(self.prefix) - 1}")
+        rest, index = token - len(self.prefix), []
+        for n in reversed(self.grid):
+            rest, at = divmod(rest, n)
+            index.insert(0, at)
+        return tuple((i * c, min((i + 1) * c, s)) for i, c, s in zip(index, self.cell, self.size, strict=True))
+
+    def paint(self, values: Tensor, smooth: bool = False) -> Tensor:
+        """Values of the placed tokens (..., places) as a map of the input's size (..., *size).
+
+        Each token fills its box; `smooth` interpolates linearly between the centres instead.
+        """
+        from torch.nn import functional as F
+
+        lead = values.shape[:-1]
+        field = values.reshape(-1, 1, *self.grid)
+        if smooth:
+            full = tuple(n * c for n, c in zip(self.grid, self.cell, strict=True))
+            mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(self.grid)]
+            field = F.interpolate(field, size=full, mode=mode, align_corners=False)
+        else:
+            for axis, c in enumerate(self.cell):
+                field = field.repeat_interleave(c, dim=2 + axis)
+        for axis, s in enumerate(self.size):
+            field = field.narrow(2 + axis, 0, s)
+        return field.reshape(*lead, *self.size)
+
+    def share(self, mask: Tensor) -> Tensor:
+        """The share of each placed token's box that a mask of the input's size covers: (places,)."""
+        from torch.nn import functional as F
+
+        field, inside = mask.float()[None, None], mask.new_ones(self.size).float()[None, None]
+        pad = [
+            n for g, c, s in reversed(list(zip(self.grid, self.cell, self.size, strict=True))) for n in (0, g * c - s)
+        ]
+        pool = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[len(self.grid)]
+        return (pool(F.pad(field, pad), self.cell) / pool(F.pad(inside, pad), self.cell)).flatten()

@@ -1,0 +1,183 @@
+"""The Vision Transformer, for signals, images and volumes alike.
+
+Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
+
+Departures from the paper: patches are padded where the size does not divide; positions may be axial,
+sinusoidal or absent; register tokens (Darcet et al., 2024) may follow the class token, without a
+position; mean pooling (Zhai et al., 2022) does without a class token.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.config import ViTConfig, change
+from regard.errors import ConfigError
+from regard.geometry import TokenMap, grid_of, per_axis
+from regard.networks import Network
+from regard.nn import EncoderBlock, GridPositions, PatchEmbed
+
+# width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
+# B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
+SIZES = {
+    "nano": (64, 4, 4, 192),
+    "Ti": (192, 12, 3, 768),
+    "S": (384, 12, 6, 1536),
+    "B": (768, 12, 12, 3072),
+    "B_half": (384, 12, 12, 1536),
+    "L": (1024, 24, 16, 4096),
+    "H": (1280, 32, 16, 5120),
+}
+
+# name: (size, patch, input side, axes, channels)
+VARIANTS = {
+    "vit_nano": ("nano", 4, 32, 2, 3),
+    "vit_ti16": ("Ti", 16, 224, 2, 3),
+    "vit_s14": ("S", 14, 224, 2, 3),
+    "vit_s16": ("S", 16, 224, 2, 3),
+    "vit_s32": ("S", 32, 224, 2, 3),
+    "vit_b14": ("B", 14, 224, 2, 3),
+    "vit_b16": ("B", 16, 224, 2, 3),
+    "vit_b32": ("B", 32, 224, 2, 3),
+    "vit_b32_half": ("B_half", 32, 224, 2, 3),
+    "vit_l14": ("L", 14, 224, 2, 3),
+    "vit_l16": ("L", 16, 224, 2, 3),
+    "vit_l32": ("L", 32, 224, 2, 3),
+    "vit_h14": ("H", 14, 224, 2, 3),
+    "vit3d_nano": ("nano", 8, 32, 3, 1),
+    "vit3d_s16": ("S", 16, 96, 3, 1),
+    "vit3d_b16": ("B", 16, 96, 3, 1),
+}
+
+
+class ViTOutput(NamedTuple):
+    """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), normalised."""
+
+    logits: Tensor
+    features: Tensor
+    tokens: Tensor
+
+
+class ViT(Network):
+    """Patches in, class scores out.
+
+    >>> model = ViT(ViTConfig(size=(32, 48), patch=(16, 16), width=32, depth=2, heads=4, mlp=64, classes=5))
+    >>> model(torch.rand(2, 3, 32, 48)).logits.shape
+    torch.Size([2, 5])
+    """
+
+    config: ViTConfig
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        if len(config.size) != len(config.patch) or len(config.size) not in (1, 2, 3):
+            raise ConfigError(f"size {config.size} and patch {config.patch} must both have 1, 2 or 3 axes")
+        self.config = config
+        width, classed = config.width, config.pool == "class"
+        self.patches = PatchEmbed(config.patch, config.channels, width)
+        self.class_token = nn.Parameter(torch.empty(1, width)) if classed else None
+        self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
+        grid = grid_of(config.size, config.patch)
+        self.positions = GridPositions(config.positions, grid, width, prefix=int(classed))
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                width,
+                config.heads,
+                config.mlp,
+                dropout=config.dropout,
+                drop_path=config.drop_path * layer / max(config.depth - 1, 1),
+                layer_scale=config.layer_scale,
+            )
+            for layer in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = self._make_head(config.classes, config.head)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The paper's own initialisation: Xavier for the blocks, LeCun for the patches, zeros for the head."""
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.normal_(module.bias, std=1e-6)
+        nn.init.normal_(self.patches.project.weight, std=self.patches.project.in_features**-0.5)
+        nn.init.zeros_(self.patches.project.bias)
+        if self.class_token is not None:
+            nn.init.zeros_(self.class_token)
+        if self.registers is not None:
+            nn.init.normal_(self.registers, std=0.02)
+
+    def _make_head(self, classes: int, kind: str) -> nn.Module:
+        """Section 3.1: one hidden layer for pre-training, one linear layer for fine-tuning; starts at zero."""
+        final = nn.Linear(self.config.width, classes)
+        nn.init.zeros_(final.weight)
+        nn.init.zeros_(final.bias)
+        if kind == "linear":
+            return final
+        return nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh(), final)
+
+    def replace_head(self, classes: int) -> None:
+        """Fine-tuning's D × K head of zeros in place of whatever head there was (section 3.2)."""
+        self.config = replace(self.config, classes=classes, head="linear")
+        self.head = self._make_head(classes, "linear").to(self.norm.weight.device)
+
+    def forward(self, x: Tensor) -> ViTOutput:
+        """x (B, channels, *size): any size, its positions resampled if it is not the configured one."""
+        if x.ndim != 2 + len(self.config.patch) or x.shape[1] != self.config.channels:
+            raise ConfigError(
+                f"an input of shape {tuple(x.shape)} does not fit: "
+                f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
+            )
+        tokens = self.embed(x)
+        for block in self.blocks:
+            if self.checkpointing and self.training:
+                tokens = checkpoint(block, tokens, use_reentrant=False)
+            else:
+                tokens = block(tokens)  # equations 2 and 3
+        tokens = self.norm(tokens)
+        if self.class_token is not None:
+            features = tokens[:, 0]  # equation 4
+        else:
+            features = tokens[:, self.config.registers :].mean(dim=1)
+        return ViTOutput(self.head(features), features, tokens)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Equation 1: z₀ = [x_class; x₁E; …; x_N E] + E_pos."""
+        tokens = self.patches(x)
+        if self.class_token is not None:
+            tokens = torch.cat([self.class_token.expand(len(x), 1, -1), tokens], dim=1)
+        tokens = self.positions(tokens, grid_of(tuple(x.shape[2:]), self.config.patch))
+        if self.registers is not None:
+            first = int(self.class_token is not None)
+            spare = self.registers.expand(len(x), -1, -1)
+            tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
+        return self.drop(tokens)
+
+    def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        size = size or self.config.size
+        prefix = ("class",) * (self.class_token is not None)
+        prefix += tuple(f"register {n}" for n in range(self.config.registers))
+        return TokenMap(grid_of(size, self.config.patch), self.config.patch, size, prefix)
+
+
+def build(name: str, **changes: Any) -> ViT:
+    """The variant called `name`; `size` and `patch` may be one number for all axes."""
+    kind, patch, side, axes, channels = VARIANTS[name]
+    width, depth, heads, mlp = SIZES[kind]
+    config = ViTConfig(
+        size=(side,) * axes,
+        patch=(patch,) * axes,
+        channels=channels,
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp=mlp,
+    )
+    for field in ("size", "patch"):
+        if field in changes:
+            changes[field] = per_axis(changes[field], axes, field)
+    return ViT(change(config, changes, where=name))

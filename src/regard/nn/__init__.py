@@ -1,0 +1,23 @@
+"""The parts every network is made of. `attention` comes first: everything else stands around it."""
+
+from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture
+from regard.nn.blocks import MLP, DropPath, EncoderBlock, LayerScale
+from regard.nn.patches import GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
+
+__all__ = [
+    "MLP",
+    "DropPath",
+    "EncoderBlock",
+    "GridPositions",
+    "LayerScale",
+    "MultiHeadAttention",
+    "PatchEmbed",
+    "Tape",
+    "attend",
+    "attention_weights",
+    "capture",
+    "patchify",
+    "resample_grid",
+    "sinusoid",
+    "sinusoid_grid",
+]

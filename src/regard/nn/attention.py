@@ -1,0 +1,267 @@
+"""The one attention, softmax(q kᵀ · scale) v: fused when it runs, exact when it is asked about.
+
+Vaswani et al., "Attention Is All You Need", equation 1. Nothing else in the package computes
+softmax(q kᵀ). Letters in shapes: B batch, H heads, Q queries, K keys, D numbers per query and key,
+E numbers per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import RegardError
+
+_TAPE: ContextVar[Tape | None] = ContextVar("regard_tape", default=None)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Values (B, H, K, E) mixed for each query (B, H, Q, D) by how well it matches the keys (B, H, K, D).
+
+    `scale` is 1/√D unless given. `mask` is true where a query may look, `bias` is added to the scaled
+    scores; both broadcast to (B, H, Q, K). `causal` lets query i see keys 0 to i, itself included.
+    A query that may look nowhere gives zeros. Runs the fused kernel; see `capture` for the weights.
+
+    >>> q, k = torch.tensor([[0.2, 0.9, 0.0]]), torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0]])
+    >>> attend(q, k, k, scale=1.0)
+    tensor([[0.1000, 0.6221, 0.2470]])
+    """
+    _record(q, k, scale, mask, bias, causal)
+    alone = mask is None and bias is None
+    limits = None if alone else _limits(q, k, mask, bias, causal)
+    if limits is not None and limits.dtype != torch.bool:
+        limits = limits.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=limits, is_causal=causal and alone, scale=scale)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """The weights (B, H, Q, K) themselves, for models whose features they are. Arguments as in `attend`."""
+    _record(q, k, scale, mask, bias, causal)
+    return _softmax(q, k, scale, mask, bias, causal)
+
+
+def _limits(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor | None:
+    """Mask, bias and causality as one tensor: bool (may look) without a bias, else added to the scores."""
+    if causal:
+        past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        mask = past if mask is None else mask & past
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return bias.masked_fill(~mask, float("-inf"))
+
+
+def _softmax(
+    q: Tensor, k: Tensor, scale: float | None, mask: Tensor | None, bias: Tensor | None, causal: bool
+) -> Tensor:
+    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    limits = _limits(q, k, mask, bias, causal)
+    if limits is None:
+        return scores.softmax(-1)
+    if limits.dtype == torch.bool:
+        scores = scores.masked_fill(~limits, float("-inf"))
+    else:
+        scores = scores + limits.to(scores.dtype)
+    blind = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def _record(q: Tensor, k: Tensor, scale: float | None, mask: Tensor | None, bias: Tensor | None, causal: bool) -> None:
+    # A ContextVar cannot be traced, so compiled and exported graphs must not reach it; `capture`
+    # makes compiled models run eagerly instead.
+    if torch.compiler.is_compiling():
+        return
+    tape = _TAPE.get()
+    if tape is not None and tape._running:
+        # Cloned because q and k are usually views of one q-k-v projection whose values would stay alive.
+        kept = [None if t is None else t.detach() for t in (mask, bias)]
+        tape._calls.append(_Call(tape._name, q.detach().clone(), k.detach().clone(), scale, kept[0], kept[1], causal))
+
+
+class _Call(NamedTuple):
+    name: str
+    q: Tensor
+    k: Tensor
+    scale: float | None
+    mask: Tensor | None
+    bias: Tensor | None
+    causal: bool
+
+
+class Tape:
+    """The queries and keys of a model's latest forward pass, and from them any head's exact weights.
+
+    Layers are numbered in the order they ran; `names` says which module each one was. Only queries and
+    keys are kept, so a tape costs as much as two activations per layer and never a token × token matrix.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._running = False
+        self._name = ""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @property
+    def names(self) -> list[str]:
+        return [call.name for call in self._calls]
+
+    @property
+    def nbytes(self) -> int:
+        """What the tape holds, in bytes."""
+        return sum(t.nbytes for call in self._calls for t in (call.q, call.k))
+
+    def heads(self, layer: int) -> int:
+        """How many heads a layer has."""
+        q = self._call(layer).q
+        return q.shape[-3] if q.ndim > 2 else 1
+
+    def attention(self, layer: int, head: int | None = None) -> Tensor:
+        """The exact weights (batch, queries, keys) of one head; without `head`, the mean over heads.
+
+        Computed in double precision, one head at a time, and returned as float32.
+        """
+        call, heads = self._call(layer), self.heads(layer)
+        if head is None:
+            total = self._weights(call, 0)
+            for other in range(1, heads):
+                total += self._weights(call, other)
+            return (total / heads).float()
+        if not -heads <= head < heads:
+            raise RegardError(f"layer {layer} has {heads} heads; there is no head {head}")
+        return self._weights(call, head % heads).float()
+
+    def _call(self, layer: int) -> _Call:
+        if not self._calls:
+            raise RegardError(
+                "the tape is empty: no attention ran inside the capture block",
+                do="call the model itself inside `with regard.capture(model)`, not an exported copy of it",
+            )
+        if not -len(self) <= layer < len(self):
+            raise RegardError(f"the tape has layers 0 to {len(self) - 1}; there is no layer {layer}")
+        return self._calls[layer]
+
+    @staticmethod
+    def _weights(call: _Call, head: int) -> Tensor:
+        def pick(t: Tensor | None) -> Tensor | None:
+            if t is None or t.ndim < 3:
+                return t
+            return t.select(-3, head if t.shape[-3] > 1 else 0)
+
+        precise = torch.float32 if call.q.device.type == "mps" else torch.float64
+        q, k = (t.select(-3, head).to(precise) if t.ndim > 2 else t.to(precise) for t in (call.q, call.k))
+        weights = _softmax(q, k, call.scale, pick(call.mask), pick(call.bias), call.causal)
+        return weights if weights.ndim > 2 else weights[None]
+
+
+@contextmanager
+def capture(model: nn.Module) -> Iterator[Tape]:
+    """Record what every attention in `model` looked at, exactly, while the model runs as usual.
+
+    The tape holds the latest forward pass of this model alone: other models and other threads do not
+    reach it, the recomputation of checkpointed activations is not recorded twice, and a compiled model
+    runs eagerly inside the block so that the tape is never empty.
+
+    >>> import regard
+    >>> model = regard.create("vit_nano", classes=3, size=16)
+    >>> with regard.capture(model) as tape:
+    ...     _ = model(torch.rand(2, 3, 16, 16))
+    >>> tape.attention(layer=1, head=2).shape, tape.names[1]
+    (torch.Size([2, 17, 17]), 'blocks.1.attention')
+    """
+    tape = Tape()
+    root = getattr(model, "_orig_mod", model)
+
+    def start(*_: object) -> None:
+        if _TAPE.get() is tape:
+            tape._calls.clear()
+            tape._running = True
+
+    def stop(*_: object) -> None:
+        if _TAPE.get() is tape:
+            tape._running = False
+
+    def name(label: str):
+        def hook(*_: object) -> None:
+            if _TAPE.get() is tape:
+                tape._name = label
+
+        return hook
+
+    handles = [root.register_forward_pre_hook(start), root.register_forward_hook(stop, always_call=True)]
+    for label, module in root.named_modules():
+        if isinstance(module, MultiHeadAttention):
+            handles.append(module.register_forward_pre_hook(name(label)))
+    token = _TAPE.set(tape)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield tape
+    finally:
+        _TAPE.reset(token)
+        for handle in handles:
+            handle.remove()
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head₁, …, head_h) Wᴼ with headᵢ = attend(Q Wᵢ, K Wᵢ, V Wᵢ): section 3.2.2 of the paper.
+
+    One matrix projects queries, keys and values, so self-attention is one product; queries from one
+    place and keys and values from another use its parts.
+    """
+
+    def __init__(self, width: int, heads: int, *, key_width: int | None = None, bias: bool = True):
+        super().__init__()
+        if key_width is None and width % heads:
+            raise RegardError(f"width {width} does not divide into {heads} heads", do="change width or heads")
+        self.heads = heads
+        self.inner = width if key_width is None else heads * key_width
+        self.qkv = nn.Linear(width, 3 * self.inner, bias=bias)
+        self.out = nn.Linear(self.inner, width, bias=bias)
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys."""
+        if keys is None:
+            q, k, v = self.qkv(queries).chunk(3, dim=-1)
+        else:
+            parts = zip(self.qkv.weight.chunk(3), self._biases(), strict=True)
+            inputs = (queries, keys, keys if values is None else values)
+            q, k, v = (F.linear(x, w, b) for x, (w, b) in zip(inputs, parts, strict=True))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))  # (B, H, N, D)
+        mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _biases(self) -> tuple[Tensor | None, ...]:
+        bias = self.qkv.bias
+        return (None, None, None) if bias is None else bias.chunk(3)

@@ -1,0 +1,98 @@
+"""The encoder block and its parts: MLP, LayerScale and stochastic depth around one attention."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.nn.attention import MultiHeadAttention
+
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class MLP(nn.Module):
+    """The position-wise feed-forward network: width → hidden → width, each token by itself."""
+
+    def __init__(self, width: int, hidden: int, *, activation: Literal["gelu", "relu"] = "gelu", dropout: float = 0.0):
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.act = ACTIVATIONS[activation]()
+        self.drop = nn.Dropout(dropout)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.drop(self.act(self.up(x))))
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel on a residual branch (Touvron et al., "Going deeper", equation 4)."""
+
+    def __init__(self, width: int, initial: float):
+        super().__init__()
+        self.initial = initial
+        self.scale = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.scale, self.initial)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., 2016): in training a sample skips the branch with probability `rate`.
+
+    Surviving branches are divided by 1 - rate, so the expectation is that of evaluation.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
+        return x * keep.to(x.dtype) / (1.0 - self.rate)
+
+
+class EncoderBlock(nn.Module):
+    """Attention and MLP, each on a residual branch.
+
+    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        activation: Literal["gelu", "relu"] = "gelu",
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        eps: float = 1e-6,
+    ):
+        super().__init__()
+        self.norm_first = norm == "pre"
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attention = MultiHeadAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = MLP(width, hidden, activation=activation, dropout=dropout)
+        self.scale1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.scale2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.drop = nn.Dropout(dropout)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.norm_first:
+            x = x + self._branch(self.scale1, self.attention(self.norm1(x), mask=mask))
+            return x + self._branch(self.scale2, self.mlp(self.norm2(x)))
+        x = self.norm1(x + self._branch(self.scale1, self.attention(x, mask=mask)))
+        return self.norm2(x + self._branch(self.scale2, self.mlp(x)))
+
+    def _branch(self, scale: nn.Module, x: Tensor) -> Tensor:
+        return self.drop_path(scale(self.drop(x)))

@@ -1,0 +1,130 @@
+"""From signals, images and volumes to tokens: patches, their projection, and where each one stands."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ConfigError
+from regard.geometry import grid_of
+
+Positions = Literal["learned", "axial", "sinusoidal", "none"]
+
+
+def patchify(x: Tensor, patch: tuple[int, ...]) -> Tensor:
+    """Cut (B, C, *size) into flat patches (B, N, C · Πpatch) in raster order, padding the last with zeros.
+
+    >>> patchify(torch.zeros(1, 3, 224, 224), (16, 16)).shape
+    torch.Size([1, 196, 768])
+    """
+    dims = len(patch)
+    grid = grid_of(tuple(x.shape[2:]), patch)
+    short = [g * p - s for g, p, s in zip(grid, patch, x.shape[2:], strict=True)]
+    if any(short):
+        x = F.pad(x, [n for after in reversed(short) for n in (0, after)])
+    split = [n for pair in zip(grid, patch, strict=True) for n in pair]
+    x = x.reshape(*x.shape[:2], *split)  # (B, C, g₁, p₁, g₂, p₂, …)
+    order = [0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2)]
+    return x.permute(order).reshape(x.shape[0], math.prod(grid), -1)
+
+
+class PatchEmbed(nn.Module):
+    """The linear projection E of flattened patches (Dosovitskiy et al., equation 1), in 1, 2 or 3 dimensions.
+
+    A convolution whose stride is its kernel computes the same; as a plain matrix it needs no case per
+    dimension.
+    """
+
+    def __init__(self, patch: tuple[int, ...], channels: int, width: int):
+        super().__init__()
+        self.patch = patch
+        self.project = nn.Linear(channels * math.prod(patch), width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(patchify(x, self.patch))
+
+
+def sinusoid(positions: Tensor, width: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/width)), PE(pos, 2i+1) = cos of the same: (N, width), width even.
+
+    >>> sinusoid(torch.tensor([0.0, 1.0]), 4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    angles = positions.double()[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()
+
+
+def sinusoid_grid(grid: tuple[int, ...], width: int) -> Tensor:
+    """Sinusoids of each axis side by side (Π grid, width); channels that do not divide evenly stay zero."""
+    share = width // (2 * len(grid)) * 2
+    axes = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
+    table = torch.cat([sinusoid(axis.flatten(), share) for axis in axes], dim=1)
+    return F.pad(table, (0, width - table.shape[1]))
+
+
+def resample_grid(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+    """A table (Π old, width) of values on one grid, interpolated to another: (Π new, width).
+
+    Bicubic with antialiasing in two dimensions, as ViT's fine-tuning at higher resolution needs;
+    (tri)linear in one and three, for which no bicubic exists.
+    """
+    if old == new:
+        return table
+    mode = {1: "linear", 2: "bicubic", 3: "trilinear"}[len(old)]
+    field = table.float().T.reshape(1, -1, *old)
+    field = F.interpolate(field, size=new, mode=mode, align_corners=False, antialias=mode == "bicubic")
+    return field.flatten(2)[0].T.to(table.dtype)
+
+
+class GridPositions(nn.Module):
+    """Adds to each token what tells where it stands.
+
+    "learned" is ViT's table with one row per token (prefix tokens too); "axial" is the two-dimensional
+    variant of its appendix D.4, one learned table per axis, side by side; "sinusoidal" is fixed; "none"
+    leaves a bag of patches. A grid other than the one it was built for is met by resampling.
+    """
+
+    def __init__(self, kind: Positions, grid: tuple[int, ...], width: int, prefix: int):
+        super().__init__()
+        if kind not in ("learned", "axial", "sinusoidal", "none"):
+            raise ConfigError(f"positions={kind!r} is not one of learned, axial, sinusoidal, none")
+        if kind == "axial" and width % len(grid):
+            raise ConfigError(f"axial positions need a width ({width}) that divides by {len(grid)} axes")
+        self.kind, self.grid, self.width, self.prefix = kind, grid, width, prefix
+        if kind == "learned":
+            self.table = nn.Parameter(torch.empty(prefix + math.prod(grid), width))
+        elif kind == "axial":
+            self.axes = nn.ParameterList(torch.empty(n, width // len(grid)) for n in grid)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # The usual 0.02 drowns beside tokens of unit size: on 1,300 digits it costs ten points of accuracy
+        # in sixty epochs (docs/LOG.md).
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """tokens (B, prefix + Π grid, width), with positions added."""
+        if self.kind == "none":
+            return tokens
+        if self.kind == "learned":
+            table = self.table
+            if grid != self.grid:
+                table = torch.cat([table[: self.prefix], resample_grid(table[self.prefix :], self.grid, grid)])
+            return tokens + table
+        if self.kind == "axial":
+            axes = [resample_grid(a, (n,), (m,)) for a, n, m in zip(self.axes, self.grid, grid, strict=True)]
+            table = torch.cat(
+                [
+                    a.reshape(*[n if i == j else 1 for j in range(len(grid))], -1).expand(*grid, -1)
+                    for i, (a, n) in enumerate(zip(axes, grid, strict=True))
+                ],
+                dim=-1,
+            ).flatten(0, -2)
+        else:
+            table = sinusoid_grid(grid, self.width).to(tokens.device)
+        return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))

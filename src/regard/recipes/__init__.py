@@ -1,0 +1,39 @@
+"""Named settings: functions that return a RunConfig, each saying what it costs and what to expect."""
+
+from collections.abc import Callable
+
+from regard.config import RunConfig
+from regard.errors import ConfigError, did_you_mean
+
+
+def default() -> RunConfig:
+    """Plain supervised training of a ViT, for pictures of 64 pixels and more.
+
+    regard train DATA --model vit_s16
+    """
+    return RunConfig()
+
+
+def small_images() -> RunConfig:
+    """A small ViT from scratch on pictures of 16 to 64 pixels, such as CIFAR or MedMNIST.
+
+    regard train DATA --recipe small_images
+    """
+    return RunConfig(model="vit_nano", epochs=60, batch=128, lr=2e-3, mixup=0.2, drop_path=0.05)
+
+
+def digits() -> RunConfig:
+    """The embedded hand-written digits (1,797 of 8 × 8 pixels) on two CPU cores.
+
+    regard train digits --recipe digits
+    """
+    return RunConfig(model="vit_nano", patch=2, epochs=120, batch=32, lr=2e-3, mixup=0.2, crop="shift", flip=False)
+
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {f.__name__: f for f in (default, small_images, digits)}
+
+
+def find(name: str) -> RunConfig:
+    if name not in RECIPES:
+        raise ConfigError(f"there is no recipe called {name!r}", do=did_you_mean(name, RECIPES))
+    return RECIPES[name]()

@@ -1,0 +1,114 @@
+"""From a recipe, the user's settings and a look at the data to one complete RunConfig, origins kept."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from regard.config import Origin, RunConfig, change, to_dict
+from regard.data import Scan
+from regard.errors import ConfigError
+from regard.recipes import find
+from regard.registry import find as find_model
+
+SMALL_SIDE = 64
+
+
+def settle(scan: Scan, settings: dict[str, Any]) -> tuple[RunConfig, dict[str, Origin]]:
+    """The run's settings with nothing left open, and where each came from.
+
+    The user's settings win over the recipe, the recipe over the defaults; what is still open is taken
+    from the data and the machine.
+    """
+    config = change(RunConfig(), settings, "settings")
+    named = config.recipe or _fitting_recipe(scan)
+    recipe = find(named)
+    origins: dict[str, Origin] = dict.fromkeys(to_dict(config), "default")
+    origins["recipe"] = "auto"
+    for name, value in to_dict(recipe).items():
+        if value != getattr(RunConfig(), name):
+            origins[name] = "recipe"
+    config = change(recipe, settings | {"recipe": named}, "settings")
+    origins |= dict.fromkeys(settings, "flag")
+    for name, value in _from_data(config, scan).items():
+        if getattr(config, name) in (None, "auto"):
+            config = change(config, {name: value})
+            origins[name] = "auto"
+    _check(config)
+    return config, origins
+
+
+def _fitting_recipe(scan: Scan) -> str:
+    if scan.source.kind == "digits":
+        return "digits"
+    side = max((max(size) for size in scan.sizes), default=0)
+    return "small_images" if side <= SMALL_SIDE else "default"
+
+
+def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
+    """A value for every setting that may be left open."""
+    import torch
+
+    sizes = sorted(scan.sizes, key=lambda size: -scan.sizes[size])
+    axes, own = len(sizes[0]), find_model(config.model).size
+    if {len(size) for size in sizes} != {len(own)}:
+        kind = {2: "pictures, such as vit_s16", 3: "volumes, such as vit3d_nano"}[axes]
+        raise ConfigError(
+            f"{config.model} reads inputs with {len(own)} axes and the data has {axes}",
+            do=f"choose a --model for {kind}",
+        )
+    one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
+    size = sizes[0] if one_size else own
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device != "auto":
+        device = config.device
+    gpu = device == "cuda"
+    in_memory = bool(scan.cache) and config.crop != "resized"
+    crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
+    return {
+        "size": size,
+        "channels": scan.channels,
+        "crop": crop,
+        "flip": scan.channels == 3 and axes == 2,
+        "device": device,
+        "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
+        "compile": gpu,
+        "workers": 0 if in_memory else min(8, max(0, (os.cpu_count() or 1) - 1)),
+        "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
+    }
+
+
+def _free_folder(wish: str) -> str:
+    """`wish`, or `wish-2`, `wish-3`, … if that is taken."""
+    path, number = wish, 1
+    while os.path.exists(path):
+        number += 1
+        path = f"{wish}-{number}"
+    return path
+
+
+def _check(config: RunConfig) -> None:
+    """Values of the right type that still make no sense."""
+    for name in ("epochs", "batch", "accumulate"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} is too small", do=f"give --{name} at least 1")
+    ranges = {"smoothing": 1, "ema": 1, "warmup": 1, "erase": 1.0001, "holdout": 0.5}
+    for name, most in ranges.items():
+        if not 0 <= getattr(config, name) < most:
+            raise ConfigError(f"{name}={getattr(config, name)} is out of range", do=f"give 0 up to {most:g}")
+    for name in (
+        "lr",
+        "weight_decay",
+        "clip",
+        "mixup",
+        "cutmix",
+        "rotate",
+        "zoom",
+        "seed",
+        "split_seed",
+        "explain",
+    ):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name}={getattr(config, name)} is negative")
+    if config.holdout == 0:
+        raise ConfigError("holdout=0 leaves nothing to choose and test on", do="give a share such as 0.15")

@@ -1,0 +1,59 @@
+"""Which models exist: one literal table, read without importing torch. Nothing registers itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from regard.errors import ConfigError, did_you_mean
+
+VIT = "Dosovitskiy et al., An Image is Worth 16x16 Words (2021)"
+DEIT = "Touvron et al., Training data-efficient image transformers (2021)"
+SCALING = "Zhai et al., Scaling Vision Transformers (2022)"
+DINOV2 = "Oquab et al., DINOv2 (2024)"
+OURS = "small enough for a laptop's CPU"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model: who builds it, how large it is with 1000 classes at its own input size, and its source."""
+
+    builder: str
+    parameters: int
+    size: tuple[int, ...]
+    paper: str
+
+
+_VIT = "regard.networks.vit:build"
+
+MODELS: dict[str, Entry] = {
+    "vit_nano": Entry(_VIT, 239_400, (32, 32), OURS),
+    "vit_ti16": Entry(_VIT, 5_717_416, (224, 224), DEIT),
+    "vit_s14": Entry(_VIT, 22_004_584, (224, 224), DINOV2),
+    "vit_s16": Entry(_VIT, 22_050_664, (224, 224), DEIT),
+    "vit_s32": Entry(_VIT, 22_878_952, (224, 224), SCALING),
+    "vit_b14": Entry(_VIT, 86_475_496, (224, 224), DINOV2),
+    "vit_b16": Entry(_VIT, 86_567_656, (224, 224), VIT + ", Table 1"),
+    "vit_b32": Entry(_VIT, 88_224_232, (224, 224), VIT + ", Table 1"),
+    "vit_b32_half": Entry(_VIT, 22_878_952, (224, 224), VIT + ", Figure 4 (ViT-b)"),
+    "vit_l14": Entry(_VIT, 304_203_752, (224, 224), DINOV2),
+    "vit_l16": Entry(_VIT, 304_326_632, (224, 224), VIT + ", Table 1"),
+    "vit_l32": Entry(_VIT, 306_535_400, (224, 224), VIT + ", Table 1"),
+    "vit_h14": Entry(_VIT, 632_045_800, (224, 224), VIT + ", Table 1"),
+    "vit3d_nano": Entry(_VIT, 269_096, (32, 32, 32), OURS),
+    "vit3d_s16": Entry(_VIT, 23_336_296, (96, 96, 96), VIT + ", patches made volumes"),
+    "vit3d_b16": Entry(_VIT, 89_138_920, (96, 96, 96), VIT + ", patches made volumes"),
+}
+
+
+def find(name: str) -> Entry:
+    if name not in MODELS:
+        raise ConfigError(f"there is no model called {name!r}", do=did_you_mean(name, MODELS))
+    return MODELS[name]
+
+
+def build(name: str, **fields: Any) -> Any:
+    """The named model with some fields of its config changed."""
+    module, function = find(name).builder.split(":")
+    builder: Callable[..., Any] = getattr(import_module(module), function)
+    return builder(name, **fields)

@@ -1,0 +1,129 @@
+"""The figures of a run, drawn from its files alone: colour-blind-safe, and readable on light and dark."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe & Ito (2008)
+_INK = "#123457"  # stands for the page's text colour, whatever that is
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="none")
+
+
+def _dress(ax: Any, x: str, y: str) -> None:
+    ax.set_facecolor("none")
+    ax.set_xlabel(x, color=_INK)
+    ax.set_ylabel(y, color=_INK)
+    ax.tick_params(colors=_INK)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(_INK)
+    ax.grid(color=GREY, alpha=0.25, linewidth=0.6)
+
+
+def _svg(figure: Any) -> str:
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+
+
+def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
+    """Loss and validation accuracy against epochs."""
+    figure = _figure(8.4, 3.0)
+    left, right = figure.subplots(1, 2)
+    epochs = [int(row["epoch"]) for row in rows]
+    left.plot(epochs, [float(row["train_loss"]) for row in rows], color=BLUE)
+    left.plot(epochs, [float(row["val_loss"]) for row in rows], color=ORANGE)
+    left.annotate("train (augmented, smoothed)", (epochs[-1], float(rows[-1]["train_loss"])), (-4, 5),
+                  textcoords="offset points", ha="right", color=BLUE, fontsize=8)  # fmt: skip
+    left.annotate("validation", (epochs[-1], float(rows[-1]["val_loss"])), (-4, 5),
+                  textcoords="offset points", ha="right", color=ORANGE, fontsize=8)  # fmt: skip
+    _dress(left, "epoch", "loss (nats)")
+    left.set_ylim(bottom=0)
+    accuracy = [100 * float(row["val_accuracy"]) for row in rows]
+    right.plot(epochs, accuracy, color=ORANGE)
+    _dress(right, "epoch", "validation accuracy (%)")
+    if best_epoch:
+        y = accuracy[epochs.index(best_epoch)]
+        right.plot([best_epoch], [y], "o", color=GREEN)
+        right.annotate(f"kept: epoch {best_epoch}, {y:.2f} %", (best_epoch, y), (-4, -14),
+                       textcoords="offset points", ha="right", color=GREEN, fontsize=8)  # fmt: skip
+    return _svg(figure)
+
+
+def confusion(counts: np.ndarray, classes: list[str]) -> str:
+    """The confusion matrix, rows normalised, with counts written in while they can be read."""
+    n = len(classes)
+    side = min(9.0, 2.2 + 0.36 * n)
+    figure = _figure(side + 0.8, side)
+    ax = figure.subplots()
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    painted = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
+    ticks = range(n) if n <= 30 else range(0, n, -(-n // 20))
+    ax.set_xticks(
+        list(ticks),
+        [_short(classes[t]) for t in ticks],
+        rotation=45 if n > 10 or _long(classes) else 0,
+        ha="right" if n > 10 or _long(classes) else "center",
+    )
+    ax.set_yticks(list(ticks), [_short(classes[t]) for t in ticks])
+    if n <= 20:
+        for row in range(n):
+            for column in range(n):
+                if counts[row, column]:
+                    dark = share[row, column] < 0.55
+                    ax.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=8,
+                            color="white" if dark else "black")  # fmt: skip
+    _dress(ax, "predicted", "true")
+    ax.grid(False)
+    bar = figure.colorbar(painted, ax=ax, shrink=0.8)
+    bar.set_label("share of the true class", color=_INK)
+    bar.ax.tick_params(colors=_INK)
+    return _svg(figure)
+
+
+def reliability(rows: np.ndarray) -> str:
+    """Accuracy against confidence; on the diagonal a model means what it says."""
+    figure = _figure(3.9, 3.5)
+    ax = figure.subplots()
+    ax.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+    size = 12 + 180 * rows[:, 2] / rows[:, 2].max()
+    ax.scatter(rows[:, 0], rows[:, 1], s=size, color=BLUE, alpha=0.85, linewidths=0)
+    ax.set_xlim(0, 1.03)
+    ax.set_ylim(0, 1.03)
+    _dress(ax, "mean confidence in bin", "accuracy in bin")
+    ax.text(0.04, 0.96, "dot area: samples", fontsize=8, color=GREY, va="top")
+    return _svg(figure)
+
+
+def recalls(per_class: dict[str, Any]) -> str:
+    """Recall of each class with its interval."""
+    names = list(per_class)
+    figure = _figure(4.6, max(2.0, 0.5 + 0.27 * len(names)))
+    ax = figure.subplots()
+    for row, name in enumerate(names):
+        recall = per_class[name]["recall"]
+        ax.plot([100 * recall["low"], 100 * recall["high"]], [row, row], color=BLUE, linewidth=2, alpha=0.5)
+        ax.plot([100 * recall["value"]], [row], "o", color=BLUE, markersize=5)
+    ax.set_yticks(range(len(names)), [_short(name) for name in names])
+    ax.invert_yaxis()
+    _dress(ax, "recall (%), 95 % interval", "class")
+    return _svg(figure)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 16 else name[:15] + "…"
+
+
+def _long(classes: list[str]) -> bool:
+    return max(map(len, classes)) > 4

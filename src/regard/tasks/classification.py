@@ -1,0 +1,78 @@
+"""Classification: one label an image, as probabilities over classes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.errors import ConfigError, RunError
+
+
+class Task(Protocol):
+    """What the training loop and the evaluators need to know of a task, and all they know."""
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor: ...
+
+    def probabilities(self, output: Any) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross-entropy against soft targets, with label smoothing."""
+
+    smoothing: float = 0.0
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output.logits.float(), targets, label_smoothing=self.smoothing)
+
+    def probabilities(self, output: Any) -> Tensor:
+        return output.logits.float().softmax(-1)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's answer: the likeliest label, and the probability of every class, likeliest first."""
+
+    name: str
+    label: str
+    probs: dict[str, float]
+
+    @property
+    def confidence(self) -> float:
+        return self.probs[self.label]
+
+    @staticmethod
+    def of(name: str, probabilities: Tensor, classes: tuple[str, ...]) -> Prediction:
+        ranked = torch.argsort(probabilities, descending=True, stable=True).tolist()
+        return Prediction(name, classes[ranked[0]], {classes[c]: float(probabilities[c]) for c in ranked})
+
+
+def save_predictions(predictions: Sequence[Prediction], path: Path) -> Path:
+    """Write predictions to a .csv or .json file, one row an image, a column or key a class."""
+    if path.suffix == ".json":
+        text = json.dumps([asdict(p) | {"confidence": p.confidence} for p in predictions], indent=2) + "\n"
+    elif path.suffix == ".csv":
+        classes = sorted(predictions[0].probs) if predictions else []
+        lines = io.StringIO()
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(["name", "label", "confidence", *(f"p_{c}" for c in classes)])
+        for p in predictions:
+            writer.writerow([p.name, p.label, f"{p.confidence:.6f}", *(f"{p.probs[c]:.6f}" for c in classes)])
+        text = lines.getvalue()
+    else:
+        raise ConfigError(f"predictions are not written as {path.suffix or 'nothing'}", do="end --out in .csv or .json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"the predictions could not be written: {error}", where=path) from None
+    return path

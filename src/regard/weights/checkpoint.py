@@ -1,0 +1,97 @@
+"""A checkpoint: one safetensors file whose header says, in JSON, everything needed to use it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regard.config import make
+from regard.data import Preparation
+from regard.errors import RunError, did_you_mean
+
+FORMAT = "regard-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights, and what they are the weights of."""
+
+    model: str
+    """The name in the registry."""
+    config: dict[str, Any]
+    """The fields of the model's config."""
+    classes: tuple[str, ...]
+    preparation: Preparation
+    progress: dict[str, Any] = field(default_factory=dict)
+    """Epoch, step and validation figures when it was written."""
+    weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+
+def write_aside(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a file beside `path`, then put it in place: a failure leaves the old file whole."""
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException as error:
+        aside.unlink(missing_ok=True)
+        if isinstance(error, (OSError, _safetensors_error())):
+            kept = "; the earlier file is unharmed" if path.exists() else ""
+            raise RunError(
+                f"the file could not be written: {error}{kept}",
+                where=path,
+                do="make room on the disk and run again",
+            ) from None
+        raise
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    from safetensors.torch import save_file
+
+    about = {
+        "model": checkpoint.model,
+        "config": checkpoint.config,
+        "classes": list(checkpoint.classes),
+        "preparation": asdict(checkpoint.preparation),
+        "progress": checkpoint.progress,
+    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights.items()}
+    metadata = {"format": FORMAT, "regard": json.dumps(about)}
+    write_aside(path, lambda aside: save_file(tensors, aside, metadata=metadata))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint of ours; anything else is an error, and nothing in a file can run."""
+    from safetensors import safe_open
+
+    if not path.is_file():
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
+        raise RunError("there is no such checkpoint", where=path, do=near)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata.get("format") != FORMAT:
+            raise RunError(f"the file is not a checkpoint of this version ({FORMAT})", where=path)
+        about = json.loads(metadata["regard"])
+        preparation = make(Preparation, about["preparation"], path)
+        return Checkpoint(
+            about["model"], about["config"], tuple(about["classes"]), preparation, about["progress"], weights
+        )
+    except (_safetensors_error(), json.JSONDecodeError, KeyError, OSError) as error:
+        raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
+
+
+def _safetensors_error() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    return SafetensorError

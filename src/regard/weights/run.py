@@ -1,0 +1,82 @@
+"""A run folder: everything one training run was, did and found, in files a person can read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.config import Origin, RunConfig, make, read_json, to_dict
+from regard.errors import RunError
+from regard.weights.checkpoint import write_aside
+
+
+def write_text(path: Path, text: str) -> None:
+    write_aside(path, lambda aside: void(aside.write_text(text, encoding="utf-8")))
+
+
+def void(_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths of a run folder, and its files as values."""
+
+    path: Path
+
+    @staticmethod
+    def create(path: Path) -> Run:
+        """A new folder; an existing one that holds anything is never written over."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"the run folder cannot be made: {error}", where=path) from None
+        if any(path.iterdir()):
+            raise RunError("the run folder exists and is not empty", where=path, do="choose another --out")
+        return Run(path)
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        run = Run(Path(path).expanduser())
+        if not run.path.is_dir():
+            raise RunError("there is no such run", where=run.path, do="give the folder that `regard train` made")
+        if not (run.path / "config.json").is_file():
+            raise RunError("the folder is not a run: it has no config.json", where=run.path)
+        return run
+
+    def checkpoint(self, name: str = "best") -> Path:
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_text(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        return read_json(self.path / name)
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        rows, text = list(rows), io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.path / name, text.getvalue())
+
+    def read_rows(self, name: str) -> list[dict[str, str]]:
+        if not (self.path / name).is_file():
+            raise RunError("a file of the run is missing", where=self.path / name)
+        with (self.path / name).open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def write_config(self, data: str, config: RunConfig, origins: dict[str, Origin]) -> None:
+        values = {name: {"value": v, "origin": origins[name]} for name, v in to_dict(config).items()}
+        self.write_json("config.json", {"data": data, **values})
+
+    def read_config(self) -> tuple[str, RunConfig, dict[str, Origin]]:
+        stored = self.read_json("config.json")
+        data, where = stored.pop("data"), self.path / "config.json"
+        config = make(RunConfig, {name: entry["value"] for name, entry in stored.items()}, where)
+        return data, config, {name: entry["origin"] for name, entry in stored.items()}
