@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError
 
 _TAPE: ContextVar[Tape | None] = ContextVar("regard_tape", default=None)
 
@@ -235,7 +235,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, width: int, heads: int, *, key_width: int | None = None, bias: bool = True):
         super().__init__()
         if key_width is None and width % heads:
-            raise RegardError(f"width {width} does not divide into {heads} heads", do="change width or heads")
+            raise ConfigError(f"width {width} does not divide into {heads} heads", do="change width or heads")
         self.heads = heads
         self.inner = width if key_width is None else heads * key_width
         self.qkv = nn.Linear(width, 3 * self.inner, bias=bias)

@@ -1,0 +1,50 @@
+"""Shared by all tests: a safe instruction set, few threads, small image folders and one small trained run."""
+
+import os
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: some CPUs cannot run what they announce
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def picture_folder(tmp_path: Path) -> Path:
+    """Two classes of twelve 20 × 20 pictures: reddish and bluish noise."""
+    return make_folder(tmp_path / "pictures")
+
+
+def make_folder(root: Path, per_class: int = 12, classes: tuple[str, ...] = ("red", "blue"), side: int = 20) -> Path:
+    draw = np.random.default_rng(0)
+    for number, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for n in range(per_class):
+            pixels = draw.integers(0, 100, (side, side, 3), dtype=np.uint8)
+            pixels[..., number % 3] += 150
+            Image.fromarray(pixels).save(root / name / f"{n:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on the digits, trained for a moment: good enough to look at, not to believe."""
+    import regard
+
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    regard.train("digits", epochs=4, explain=2, out=str(out), quiet=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few digits as PNG files."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    for n, image in enumerate(load_digits().images[:5]):
+        Image.fromarray((image * 255 / 16).round().astype(np.uint8)).save(folder / f"{n}.png")
+    return folder

@@ -1,0 +1,249 @@
+"""The Vision Transformer against its paper, against transformers, and against itself compiled and exported."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import regard
+from regard.config import ViTConfig
+from regard.errors import ConfigError
+from regard.networks.vit import VARIANTS, ViT
+from regard.nn import capture
+from regard.registry import MODELS
+
+# With 1000 classes at 224 pixels; the last column of the design's table.
+PUBLISHED = {
+    ("vit_ti16", 224): 5_717_416,
+    ("vit_s16", 224): 22_050_664,
+    ("vit_b32", 224): 88_224_232,
+    ("vit_b16", 224): 86_567_656,
+    ("vit_b16", 384): 86_859_496,
+    ("vit_l32", 224): 306_535_400,
+    ("vit_l16", 224): 304_326_632,
+    ("vit_h14", 224): 632_045_800,
+}
+
+
+# Loss after three steps of the test below; it changes only when the arithmetic does.
+RECORDED = 0.528181
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "size"), PUBLISHED)
+def test_published_parameter_counts(name, size):
+    with torch.device("meta"):
+        assert count(regard.create(name, size=size)) == PUBLISHED[name, size]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_registered_model_has_its_row_and_its_count(name):
+    with torch.device("meta"):
+        model = regard.create(name)
+    assert count(model) == MODELS[name].parameters
+    assert model.config.size == MODELS[name].size
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_counts_follow_from_the_shape(name):
+    """Added up by hand: patches, class token, positions, blocks, last norm, head."""
+    assert name in MODELS
+    with torch.device("meta"):
+        c = regard.create(name).config
+    d, m = c.width, c.mlp
+    tokens = math.prod(s // p for s, p in zip(c.size, c.patch, strict=True)) + 1
+    block = 4 * d + (3 * d * d + 3 * d) + (d * d + d) + (d * m + m) + (m * d + d)
+    patches = c.channels * math.prod(c.patch) * d + d
+    assert MODELS[name].parameters == patches + d + tokens * d + c.depth * block + 2 * d + 1000 * d + 1000
+
+
+def test_vit_b_of_figure_4_has_half_the_widths():
+    with torch.device("meta"):
+        full, half = regard.create("vit_b32").config, regard.create("vit_b32_half").config
+    assert (half.width, half.mlp, half.depth, half.heads) == (full.width // 2, full.mlp // 2, full.depth, full.heads)
+
+
+def small(**changes) -> ViT:
+    torch.manual_seed(0)
+    fields = {"size": (16, 24), "patch": (8, 8), "width": 32, "depth": 3, "heads": 4, "mlp": 48, "classes": 5}
+    model = ViT(ViTConfig(**fields | changes)).eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.2)
+    return model
+
+
+@pytest.mark.parametrize("size", [(16, 24), (17, 9), (40, 8), (8, 8)])
+@pytest.mark.parametrize("positions", ["learned", "axial", "sinusoidal", "none"])
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_any_input_size(size, positions, pool):
+    out = small(positions=positions, pool=pool, registers=2)(torch.randn(2, 3, *size))
+    assert out.logits.shape == (2, 5)
+    assert out.features.shape == (2, 32)
+    assert out.tokens.shape == (2, 2 + (pool == "class") + -(-size[0] // 8) * -(-size[1] // 8), 32)
+
+
+@pytest.mark.parametrize(("size", "patch"), [((20,), (4,)), ((8, 10, 12), (4, 5, 6))])
+def test_signals_and_volumes(size, patch):
+    model = small(size=size, patch=patch, channels=2)
+    assert model(torch.randn(2, 2, *size)).logits.shape == (2, 5)
+    assert model.token_map().tokens == model(torch.randn(1, 2, *size)).tokens.shape[1]
+
+
+def test_the_same_size_gives_the_same_answer_whether_built_for_it_or_met():
+    model = small()
+    assert torch.equal(model(torch.ones(1, 3, 16, 24)).logits, model(torch.ones(1, 3, 16, 24)).logits)
+    assert model.token_map((17, 9)).grid == (3, 2)
+
+
+def to_transformers(model: ViT, other: nn.Module) -> None:
+    """Our weights under the names of transformers 5; every tensor of both sides is used exactly once."""
+    own, mapped = dict(model.state_dict()), {}
+    width = model.config.width
+    mapped["vit.embeddings.cls_token"] = own.pop("class_token")[None]
+    mapped["vit.embeddings.position_embeddings"] = own.pop("positions.table")[None]
+    projection = own.pop("patches.project.weight")
+    mapped["vit.embeddings.patch_embeddings.projection.weight"] = projection.reshape(width, 3, *model.config.patch)
+    mapped["vit.embeddings.patch_embeddings.projection.bias"] = own.pop("patches.project.bias")
+    for n in range(model.config.depth):
+        ours, theirs = f"blocks.{n}.", f"vit.layers.{n}."
+        for kind in ("weight", "bias"):
+            q, k, v = own.pop(f"{ours}attention.qkv.{kind}").chunk(3)
+            mapped |= {
+                f"{theirs}attention.q_proj.{kind}": q,
+                f"{theirs}attention.k_proj.{kind}": k,
+                f"{theirs}attention.v_proj.{kind}": v,
+                f"{theirs}attention.o_proj.{kind}": own.pop(f"{ours}attention.out.{kind}"),
+                f"{theirs}layernorm_before.{kind}": own.pop(f"{ours}norm1.{kind}"),
+                f"{theirs}layernorm_after.{kind}": own.pop(f"{ours}norm2.{kind}"),
+                f"{theirs}mlp.fc1.{kind}": own.pop(f"{ours}mlp.up.{kind}"),
+                f"{theirs}mlp.fc2.{kind}": own.pop(f"{ours}mlp.down.{kind}"),
+            }
+    for kind in ("weight", "bias"):
+        mapped[f"vit.layernorm.{kind}"] = own.pop(f"norm.{kind}")
+        mapped[f"classifier.{kind}"] = own.pop(f"head.{kind}")
+    assert not own
+    other.load_state_dict(mapped)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    from transformers import ViTConfig as TheirConfig
+    from transformers import ViTForImageClassification
+
+    model = small()
+    theirs = ViTForImageClassification(
+        TheirConfig(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, image_size=(16, 24),
+            patch_size=8, layer_norm_eps=1e-6, num_labels=5, attn_implementation="eager",
+        )
+    ).eval()  # fmt: skip
+    to_transformers(model, theirs)
+    return model, theirs
+
+
+def test_against_transformers_vit_on_a_rectangle(pair):
+    model, theirs = pair
+    x = torch.randn(3, 3, 16, 24)
+    with torch.no_grad():
+        expected = theirs(x, output_attentions=True, output_hidden_states=True)
+        with capture(model) as tape:
+            out = model(x)
+    torch.testing.assert_close(out.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    for layer, weights in enumerate(expected.attentions):
+        for head in range(4):
+            torch.testing.assert_close(tape.attention(layer, head), weights[:, head], atol=1e-5, rtol=1e-5)
+
+
+def test_against_transformers_vit_gradients(pair):
+    model, theirs = pair
+    x, labels = torch.randn(3, 3, 16, 24), torch.tensor([0, 3, 4])
+    F.cross_entropy(model(x).logits, labels).backward()
+    F.cross_entropy(theirs(x).logits, labels).backward()
+    ours = model.blocks[1].attention.qkv.weight.grad
+    other = theirs.vit.layers[1].attention
+    expected = torch.cat([other.q_proj.weight.grad, other.k_proj.weight.grad, other.v_proj.weight.grad])
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_head_starts_at_zero_and_can_be_replaced():
+    model = ViT(ViTConfig(size=(16, 16), patch=(8, 8), width=16, depth=1, heads=2, mlp=32, classes=7, head="mlp"))
+    assert isinstance(model.head, nn.Sequential)
+    assert model.head[-1].weight.abs().max() == 0
+    model.replace_head(3)
+    assert isinstance(model.head, nn.Linear)
+    assert model.config.classes == 3
+    assert model.config.head == "linear"
+    assert torch.equal(model(torch.randn(2, 3, 16, 16)).logits, torch.zeros(2, 3))
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    x, grads = torch.randn(2, 3, 16, 24), []
+    for on in (False, True):
+        model = small().train()
+        model.checkpointing = on
+        model(x).logits.square().sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_overfits_one_batch():
+    torch.manual_seed(0)
+    model = regard.create("vit_nano", classes=8, size=16)
+    x, y = torch.randn(8, 3, 16, 16), torch.arange(8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(60):
+        loss = F.cross_entropy(model(x).logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+
+
+def test_one_training_step_gives_the_recorded_loss():
+    torch.manual_seed(0)
+    model = regard.create("vit_nano", classes=4, size=16)
+    x, y = torch.randn(6, 3, 16, 16), torch.arange(6) % 4
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(4):
+        loss = F.cross_entropy(model(x).logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(4), abs=1e-6)
+    assert losses[3] == pytest.approx(RECORDED, abs=2e-4)
+
+
+def test_compiled_equals_eager():
+    model, x = small(), torch.randn(2, 3, 16, 24)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x).logits, model(x).logits, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_equals_eager(strict):
+    model, x = small(registers=1), torch.randn(2, 3, 16, 24)
+    program = torch.export.export(model, (x,), strict=strict)
+    torch.testing.assert_close(program.module()(x).logits, model(x).logits, atol=1e-6, rtol=1e-5)
+
+
+def test_input_of_the_wrong_shape_is_named():
+    with pytest.raises(ConfigError, match="3 channels"):
+        small()(torch.randn(1, 1, 16, 24))
+    with pytest.raises(ConfigError, match="2 axes"):
+        small()(torch.randn(1, 3, 16, 24, 8))
+
+
+def test_a_misspelt_name_or_field_gets_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean vit_b16"):
+        regard.create("vit_b61")
+    with pytest.raises(ConfigError, match="did you mean width"):
+        regard.create("vit_nano", widht=3)
+    with pytest.raises(ConfigError, match="does not divide into"):
+        regard.create("vit_nano", heads=5).eval()

@@ -1,0 +1,77 @@
+"""Patches, positions and their resampling, in one, two and three dimensions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from regard.errors import ConfigError
+from regard.nn import GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
+
+
+@pytest.mark.parametrize(
+    ("patch", "size", "conv"),
+    [((4,), (20,), nn.Conv1d), ((4, 2), (12, 10), nn.Conv2d), ((2, 4, 3), (6, 8, 9), nn.Conv3d)],
+)
+def test_patch_embedding_is_a_convolution_with_its_stride(patch, size, conv):
+    ours, theirs = PatchEmbed(patch, 3, 8), conv(3, 8, patch, stride=patch)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.project.weight.reshape(theirs.weight.shape))
+        theirs.bias.copy_(ours.project.bias)
+    x = torch.randn(2, 3, *size)
+    torch.testing.assert_close(ours(x), theirs(x).flatten(2).transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_sizes_that_do_not_divide_are_padded_with_zeros():
+    x = torch.randn(1, 2, 5, 7)
+    torch.testing.assert_close(patchify(x, (4, 4)), patchify(F.pad(x, (0, 1, 0, 3)), (4, 4)))
+
+
+def test_sinusoids_side_by_side_know_each_axis():
+    table = sinusoid_grid((3, 4), 16).reshape(3, 4, 16)
+    torch.testing.assert_close(table[2, 1, :8], sinusoid(torch.tensor([2]), 8)[0])
+    torch.testing.assert_close(table[2, 1, 8:], sinusoid(torch.tensor([1]), 8)[0])
+    odd = sinusoid_grid((2, 2, 2), 64)
+    assert odd.shape == (8, 64)
+    assert odd[:, 60:].abs().max() == 0
+    assert len(odd.unique(dim=0)) == 8
+
+
+def test_resampling_keeps_constants_and_gradients_of_the_field():
+    flat = torch.full((12, 5), 3.0)
+    torch.testing.assert_close(resample_grid(flat, (3, 4), (7, 5)), torch.full((35, 5), 3.0))
+    ramp = torch.arange(16.0).repeat_interleave(16)[:, None]
+    up = resample_grid(ramp, (16, 16), (32, 32)).reshape(32, 32)
+    assert (up.diff(dim=0) > 0)[2:-2].all()
+    torch.testing.assert_close(up[:, :1].expand(32, 32), up, atol=1e-4, rtol=0)
+    assert resample_grid(torch.randn(8, 3), (2, 2, 2), (3, 4, 5)).shape == (60, 3)
+    assert resample_grid(torch.randn(8, 3), (8,), (5,)).shape == (5, 3)
+
+
+def test_resampling_against_interpolate():
+    table = torch.randn(6 * 6, 4)
+    expected = F.interpolate(table.T.reshape(1, 4, 6, 6), size=(9, 5), mode="bicubic", antialias=True)
+    torch.testing.assert_close(resample_grid(table, (6, 6), (9, 5)), expected[0].flatten(1).T)
+
+
+@pytest.mark.parametrize("kind", ["learned", "axial", "sinusoidal", "none"])
+@pytest.mark.parametrize("grid", [(6,), (2, 3), (2, 2, 3)])
+def test_positions_of_every_kind_meet_other_grids(kind, grid):
+    positions, other = GridPositions(kind, grid, 12, prefix=1), tuple(n + 2 for n in grid)
+    count = 1 + torch.tensor(other).prod().item()
+    tokens = torch.zeros(2, count, 12)
+    out = positions(tokens, other)
+    assert out.shape == tokens.shape
+    distinct = len(out[0, 1:].unique(dim=0))
+    assert distinct == (1 if kind == "none" else count - 1)
+
+
+def test_axial_positions_are_one_table_per_axis_side_by_side():
+    positions = GridPositions("axial", (2, 3), 8, prefix=0)
+    out = positions(torch.zeros(1, 6, 8), (2, 3)).reshape(2, 3, 8)
+    torch.testing.assert_close(out[1, 2], torch.cat([positions.axes[0][1], positions.axes[1][2]]))
+
+
+def test_unknown_positions_are_refused():
+    with pytest.raises(ConfigError, match="positions"):
+        GridPositions("rotary", (2, 2), 8, 0)

@@ -1,0 +1,87 @@
+"""The worked examples of the lecture decks, run through the package's own functions."""
+
+import torch
+
+import regard
+from regard.nn import attend, capture, patchify, sinusoid
+from tests.nn.test_attention import One
+
+STATES = torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0], [0.0, 0.1, 0.8], [0.2, 0.1, 0.6], [0.9, 0.0, 0.1]])
+
+
+def test_unscaled_context_vector_of_the_korean_sentence():
+    """q = g⁵ over the five encoder states: weights, then the context vector. The deck does not scale."""
+    query, model = torch.tensor([[0.2, 0.9, 0.0]]), One(scale=1.0)
+    with capture(model) as tape:
+        context = model(query, STATES, STATES)
+    expected = torch.tensor([[[0.151, 0.340, 0.162, 0.169, 0.178]]])
+    torch.testing.assert_close(tape.attention(0, 0), expected, atol=5e-4, rtol=0)
+    torch.testing.assert_close(context, torch.tensor([[0.243, 0.339, 0.370]]), atol=5e-4, rtol=0)
+
+
+def test_scaling_would_change_that_example():
+    context = attend(torch.tensor([[0.2, 0.9, 0.0]]), STATES, STATES)
+    assert (context - torch.tensor([[0.243, 0.339, 0.370]])).abs().max() > 0.01
+
+
+def test_scores_112_and_96_over_8_give_088_and_012():
+    """Thinking Machines: d_k = 64, so the scores are divided by 8."""
+    query = torch.zeros(1, 64)
+    query[0, 0] = 1.0
+    keys = torch.zeros(2, 64)
+    keys[:, 0] = torch.tensor([112.0, 96.0])
+    weights = attend(query, keys, torch.eye(2))
+    torch.testing.assert_close(weights, torch.tensor([[0.88, 0.12]]), atol=5e-3, rtol=0)
+
+
+def test_an_image_is_196_patches_of_768_numbers():
+    image = torch.arange(3 * 224 * 224.0).reshape(1, 3, 224, 224)
+    patches = patchify(image, (16, 16))
+    assert patches.shape == (1, 196, 768)
+    assert torch.equal(patches[0, 15], image[0, :, 16:32, 16:32].flatten())
+
+
+def test_pixel_pairs_against_patch_pairs():
+    with torch.device("meta"):
+        model = regard.create("vit_b16")
+    assert (3 * 224 * 224) ** 2 == 150_528**2 == 22_658_678_784  # the deck's "22 billion"
+    assert model.token_map().places ** 2 == 196**2 == 38_416
+
+
+def test_the_mri_batch_of_the_deck():
+    """(10, 4, 224, 224, 224) at patch 16: 2744 patches and 2745 tokens of 768 numbers."""
+    with torch.device("meta"):
+        model = regard.create("vit3d_b16", size=224, channels=4)
+        x = torch.empty(10, 4, 224, 224, 224)
+        assert model.patches(x).shape == (10, 2744, 768)
+        assert model.embed(x).shape == (10, 2745, 768)
+
+
+def test_positions_are_linear_in_an_offset():
+    """PE(pos + k) = M(k) PE(pos): one rotation for all positions."""
+    width, offset = 32, 7
+    here, there = sinusoid(torch.arange(50), width).double(), sinusoid(torch.arange(50) + offset, width).double()
+    matrix = torch.linalg.lstsq(here, there).solution
+    torch.testing.assert_close(here @ matrix, there, atol=1e-5, rtol=0)
+    block = matrix[:2, :2]
+    torch.testing.assert_close(block @ block.T, torch.eye(2).double(), atol=1e-4, rtol=0)
+
+
+def test_wavelengths_run_from_2_pi_towards_10000_times_2_pi():
+    """The exponent is 2i/d, not d/2i as one slide has it: channel 0 turns fastest, the last slowest."""
+    table = sinusoid(torch.tensor([1.0]), 512)[0]
+    angles = torch.atan2(table[0::2], table[1::2])
+    assert torch.all(angles.diff() < 0)
+    torch.testing.assert_close(angles[0], torch.tensor(1.0))
+    torch.testing.assert_close(angles[-1], torch.tensor(10000.0 ** -(510 / 512)), atol=1e-6, rtol=1e-3)
+
+
+def test_the_causal_mask_lets_a_word_see_itself():
+    """One slide masks "the present and the future"; then the first word would see nothing."""
+    model, q = One(causal=True), torch.randn(1, 1, 4, 8)
+    with capture(model) as tape:
+        model(q, q, q)
+    weights = tape.attention(0, 0)[0]
+    assert torch.all(weights.diagonal() > 0)
+    assert torch.equal(weights, weights.tril())
+    assert weights[0, 0] == 1
