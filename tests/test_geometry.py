@@ -7,9 +7,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 
 
-@pytest.mark.parametrize(
-    ("size", "cell"), [((10,), (4,)), ((8, 12), (4, 4)), ((9, 7), (4, 2)), ((5, 6, 7), (2, 3, 4))]
-)
+@pytest.mark.parametrize(("size", "cell"), [((10,), (4,)), ((8, 12), (4, 4)), ((9, 7), (4, 2)), ((5, 6, 7), (2, 3, 4))])
 def test_painting_fills_exactly_the_boxes(size, cell):
     where = TokenMap(grid_of(size, cell), cell, size, ("class", "register 0"))
     values = torch.arange(1.0, where.places + 1)

@@ -73,7 +73,7 @@ def _to_tensor(image: Any, path: Path) -> Tensor:
         if mode in ("LA", "La"):
             pixels = pixels[..., 0]
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
 def checked(values: np.ndarray, where: object) -> np.ndarray:

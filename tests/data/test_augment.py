@@ -1,0 +1,136 @@
+"""Augmentation is a function of (seed, epoch, sample) alone, and does what its name says."""
+
+import numpy as np
+import pytest
+import torch
+
+from regard.config import Augment
+from regard.data import Augmenter
+from regard.data.augment import _operations, erase, mix, move
+from regard.data.random import order, uniforms
+from regard.errors import ConfigError
+
+IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (12, 3, 16, 16), dtype=np.uint8))
+LABELS, NUMBERS = torch.arange(12) % 3, torch.arange(100, 112)
+STRONG = {
+    "shift": Augment(crop="shift", flip=True),
+    "turn": Augment(rotate=20, zoom=0.2, flip=True),
+    "rand": Augment(policy="rand"),
+    "trivial": Augment(policy="trivial"),
+    "erase": Augment(erase=0.7),
+    "all": Augment(crop="shift", rotate=10, zoom=0.1, flip=True, policy="trivial", erase=0.5),
+}
+
+
+def augmenter(config: Augment, seed: int = 0) -> Augmenter:
+    return Augmenter(config, seed, (0.5,) * 3, (0.25,) * 3, 3)
+
+
+@pytest.mark.parametrize("kind", STRONG)
+def test_a_sample_is_augmented_the_same_in_any_batch_and_order(kind):
+    run = augmenter(STRONG[kind])
+    whole, _ = run(IMAGES, LABELS, NUMBERS, epoch=3, step=0)
+    shuffled = torch.tensor([7, 2, 11, 0, 5])
+    part, _ = run(IMAGES[shuffled], LABELS[shuffled], NUMBERS[shuffled], epoch=3, step=9)
+    assert torch.equal(part, whole[shuffled])
+    alone = torch.cat([run(IMAGES[i : i + 1], LABELS[i : i + 1], NUMBERS[i : i + 1], 3, 5)[0] for i in range(12)])
+    assert torch.equal(alone, whole)
+
+
+@pytest.mark.parametrize("kind", STRONG)
+def test_seed_epoch_and_sample_each_matter(kind):
+    base, _ = augmenter(STRONG[kind])(IMAGES, LABELS, NUMBERS, 1, 0)
+    assert not torch.equal(base, augmenter(STRONG[kind])(IMAGES, LABELS, NUMBERS, 2, 0)[0])
+    assert not torch.equal(base, augmenter(STRONG[kind], 1)(IMAGES, LABELS, NUMBERS, 1, 0)[0])
+    assert not torch.equal(base, augmenter(STRONG[kind])(IMAGES, LABELS, NUMBERS + 50, 1, 0)[0])
+
+
+def test_the_global_generator_is_neither_used_nor_moved():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    first, _ = augmenter(STRONG["all"])(IMAGES, LABELS, NUMBERS, 0, 0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(first, augmenter(STRONG["all"])(IMAGES, LABELS, NUMBERS, 0, 0)[0])
+
+
+def test_nothing_on_only_normalises():
+    x, targets = augmenter(Augment())(IMAGES, LABELS, NUMBERS, 0, 0)
+    torch.testing.assert_close(x, (IMAGES.float() / 255 - 0.5) / 0.25)
+    assert torch.equal(targets.argmax(1), LABELS)
+
+
+def test_shift_moves_whole_pixels_and_flip_mirrors():
+    x = IMAGES.float() / 255
+    config, u = Augment(crop="shift"), torch.full((12, 5), 0.5)
+    assert torch.allclose(move(x, u, config), x, atol=1e-6)
+    u[:, 3] = 0.999  # two pixels of sixteen along the width
+    torch.testing.assert_close(move(x, u, config)[..., :-2], x[..., 2:], atol=1e-5, rtol=0)
+    u = torch.full((12, 5), 0.4)
+    torch.testing.assert_close(move(x, u, Augment(flip=True)), x.flip(-1), atol=1e-5, rtol=0)
+
+
+def test_volumes_can_be_moved_and_erased_but_not_given_a_picture_policy():
+    x = torch.rand(2, 1, 8, 8, 8)
+    u = torch.rand(2, 6)
+    assert move(x, u, Augment(crop="shift", rotate=10, flip=True)).shape == x.shape
+    assert (erase(x, torch.zeros(2, 6), 1.0) == 0).any()
+    with pytest.raises(ConfigError, match="volumes"):
+        Augmenter(Augment(policy="rand"), 0, (0.5,), (0.5,), 2)(x, torch.zeros(2).long(), torch.arange(2), 0, 0)
+
+
+def test_erasing_takes_2_to_33_percent_of_the_chosen_share():
+    u = torch.from_numpy(uniforms(0, 0, np.arange(2000), 6)).float()
+    erased = (erase(torch.ones(2000, 1, 32, 32), u, 0.25) == 0).float().mean((1, 2, 3))
+    touched = erased > 0
+    assert touched.float().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert erased[touched].min() > 0.01
+    assert erased[touched].max() < 0.34
+
+
+def test_mixup_mixes_images_and_targets_alike():
+    x, targets = torch.eye(4).reshape(4, 1, 2, 2), torch.eye(4)
+    mixed, soft = mix(x, targets, Augment(mixup=1.0), 0, 1, 2)
+    torch.testing.assert_close(mixed.reshape(4, 4), soft)
+    torch.testing.assert_close(soft.sum(1), torch.ones(4))
+    again = mix(x, targets, Augment(mixup=1.0), 0, 1, 2)
+    assert torch.equal(again[0], mixed)
+    assert not torch.equal(mix(x, targets, Augment(mixup=1.0), 0, 1, 3)[1], soft)
+
+
+def test_cutmix_targets_are_the_areas():
+    x = torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 1, 8, 8).clone()
+    for step in range(5):
+        mixed, soft = mix(x, torch.eye(4), Augment(cutmix=1.0), 0, 0, step)
+        for n in range(4):
+            shares = torch.tensor([(mixed[n] == c).float().mean() for c in range(4)])
+            torch.testing.assert_close(shares, soft[n])
+
+
+def test_every_operation_of_the_policies_runs_and_those_with_strength_do_something():
+    x = IMAGES[:1].float() / 255
+    for name, (low, high, signed, operation) in _operations().items():
+        if operation is None:
+            continue
+        out = operation(x, torch.tensor([float(high)])).clamp(0, 1)
+        assert out.shape == x.shape
+        assert torch.isfinite(out).all(), name
+        if name not in ("autocontrast",):
+            assert (out - x).abs().max() > 0.01, name
+        if high != low and (signed or name in ("posterize", "solarize")):
+            gentle = operation(x, torch.tensor([float(low)])).clamp(0, 1)
+            assert (gentle - x).abs().max() < 0.02, f"{name} at level 0 changes the picture"
+
+
+def test_uniforms_are_uniform_and_orders_are_permutations():
+    u = uniforms(3, 7, np.arange(50_000), 4)
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert np.abs(u.mean(0) - 0.5).max() < 0.01
+    assert np.abs(np.corrcoef(u.T) - np.eye(4)).max() < 0.02
+    histogram = np.histogram(u[:, 0], 20)[0]
+    assert ((histogram - 2500) ** 2 / 2500).sum() < 50
+    index = np.arange(100, 200)
+    first = order(0, 1, index)
+    assert sorted(first) == index.tolist()
+    assert (first != order(0, 2, index)).any()

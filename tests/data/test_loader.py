@@ -1,0 +1,71 @@
+"""Batches are the same whoever loads them."""
+
+import pytest
+import torch
+
+from regard.data import Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
+from regard.errors import DataError
+from tests.conftest import make_folder
+
+
+def batches(root, workers, crop, cached):
+    found = scan(open_source(root))
+    if not cached:
+        found.cache.clear()
+    loader = Loader(Images(found, (12, 10), 3, crop=crop, seed=4), list(range(24)), 5, shuffle=4, workers=workers)
+    return [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
+
+
+@pytest.mark.parametrize("crop", [False, True])
+def test_workers_and_memory_change_nothing(picture_folder, crop):
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    expected = batches(picture_folder, 0, crop, cached=True)
+    for workers, cached in ((0, False), (1, False), (2, False), (2, True)):
+        got = batches(picture_folder, workers, crop, cached)
+        assert all(torch.equal(a, b) for x, y in zip(expected, got, strict=True) for a, b in zip(x, y, strict=True))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_each_epoch_is_a_new_order_of_every_sample(picture_folder):
+    all_batches = batches(picture_folder, 0, False, True)
+    first, second = (torch.cat([b.numbers for b in part]) for part in (all_batches[:5], all_batches[5:]))
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(24))
+    assert first.tolist() != second.tolist()
+
+
+def test_fit_covers_and_cuts_the_centre():
+    image = torch.zeros(1, 10, 30)
+    image[:, :, 10:20] = 1.0
+    assert torch.equal(fit(image, (10, 10)), torch.ones(1, 10, 10))
+    assert fit(torch.zeros(3, 7, 5), (16, 24)).shape == (3, 16, 24)
+    assert fit(torch.zeros(1, 5, 6, 7), (4, 8, 8)).shape == (1, 4, 8, 8)
+    with pytest.raises(DataError, match="axes"):
+        fit(torch.zeros(1, 5, 5), (4, 4, 4))
+
+
+def test_eight_bits_stay_eight_bits_when_resized():
+    image = torch.randint(0, 255, (3, 9, 9), dtype=torch.uint8)
+    resized = fit(image, (5, 5))
+    assert resized.dtype == torch.uint8
+    assert (resized.float() - fit(image.float() / 255, (5, 5)) * 255).abs().max() <= 0.5 + 1e-3
+
+
+def test_channels():
+    grey, colour = torch.rand(1, 4, 4), torch.rand(3, 4, 4)
+    assert torch.equal(with_channels(grey, 3), grey.expand(3, 4, 4))
+    expected = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+    torch.testing.assert_close(with_channels(colour, 1)[0], expected)
+    with pytest.raises(DataError, match="4 channels"):
+        with_channels(torch.rand(4, 2, 2), 3)
+
+
+def test_statistics_are_those_of_the_training_pixels(tmp_path):
+    found = scan(open_source(make_folder(tmp_path / "x")))
+    images = Images(found, (20, 20), 3, crop=True)
+    mean, std = statistics(images, list(range(12)))
+    pixels = torch.stack([found.cache[i] for i in range(12)]).float() / 255
+    torch.testing.assert_close(torch.tensor(mean), pixels.mean((0, 2, 3)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(std), pixels.std((0, 2, 3)), atol=1e-3, rtol=0)
+    prepared = torch.cat([Preparation((20, 20), 3, mean, std)(found.cache[i]) for i in range(12)])
+    torch.testing.assert_close(prepared.mean((0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)

@@ -1,0 +1,171 @@
+"""Data is recognised, said why, and refused with the row or name that is wrong."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from regard.data import find_images, open_source, scan
+from regard.errors import DataError
+from tests.conftest import make_folder
+
+
+def test_one_folder_a_class(picture_folder):
+    (picture_folder / "red" / "notes.txt").write_text("x")
+    (picture_folder / "red" / ".hidden.png").write_text("x")
+    source = open_source(picture_folder)
+    assert source.classes == ("blue", "red")
+    assert len(source.samples) == 24
+    assert source.why == "one folder a class"
+    assert source.ignored == ("red/notes.txt",)
+    pixels, _ = source.read([s.key for s in source.samples].index("red/03.png"))
+    assert pixels.shape == (3, 20, 20)
+
+
+def test_split_folders(tmp_path):
+    for split in ("train", "valid", "test"):
+        make_folder(tmp_path / split, per_class=2)
+    source = open_source(tmp_path)
+    assert "split folders" in source.why
+    assert {s.split for s in source.samples} == {"train", "val", "test"}
+    assert source.counts()["val"] == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_tables_with_splits_and_groups(picture_folder, suffix):
+    comma = "," if suffix == ".csv" else "\t"
+    rows = [("Image", "Diagnosis", "split", "patient")]
+    rows += [
+        (f"{c}/{n:02d}.png", c, "test" if n > 8 else "train", f"p{n // 2}") for c in ("red", "blue") for n in range(12)
+    ]
+    table = picture_folder / f"labels{suffix}"
+    table.write_text("\ufeff" + "\n".join(comma.join(row) for row in rows), encoding="utf-8")
+    source = open_source(table)
+    assert source.classes == ("blue", "red")
+    assert source.samples[0].group == "p0"
+    assert source.counts()["test"].total() == 6
+    assert open_source(picture_folder).kind == "table", "a folder with one table is that table"
+
+
+def test_numeric_labels_are_ordered_as_numbers(picture_folder):
+    table = picture_folder / "t.csv"
+    table.write_text("path,label\n" + "\n".join(f"red/{n:02d}.png,{n}" for n in range(12)))
+    assert open_source(table).classes == tuple(str(n) for n in range(12))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("path,label\nred/00.png,a\nred/99.png,b\n", "row 3: no file 'red/99.png'"),
+        ("path,label\nred/00.png,a\nred/01.png,\n", "row 3: no label"),
+        ("file,kind\nred/00.png,a\n", "no column for the label"),
+        ("path,label\n", "no rows"),
+        ("path,label\nred/00.png,a\nred/00.png,b\n", "more than once"),
+        ("path,label,split\nred/00.png,a,trian\n", "did you mean train"),
+        ("path,label,split\nred/00.png,a,train\nred/01.png,a,\n", "1 of 2 rows have no split"),
+    ],
+)
+def test_tables_that_are_wrong_say_where(picture_folder, text, words):
+    table = picture_folder / "t.csv"
+    table.write_text(text)
+    with pytest.raises(DataError, match=words):
+        open_source(table)
+
+
+def arrays(**changes):
+    draw = np.random.default_rng(0)
+    out = {}
+    for split, n in (("train", 8), ("val", 4), ("test", 4)):
+        out[f"{split}_images"] = draw.integers(0, 255, (n, 6, 6), dtype=np.uint8)
+        out[f"{split}_labels"] = (np.arange(n) % 2)[:, None]
+    return out | changes
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((6, 6), (1, 6, 6)), ((6, 6, 3), (3, 6, 6)), ((6, 6, 6), (1, 6, 6, 6))]
+)
+def test_medmnist_arrays(tmp_path, shape, expected):
+    contents = arrays()
+    for split in ("train", "val", "test"):
+        contents[f"{split}_images"] = np.zeros((len(contents[f"{split}_labels"]), *shape), np.uint8)
+    np.savez(tmp_path / "x.npz", **contents)
+    source = open_source(tmp_path / "x.npz")
+    assert source.read(0)[0].shape == expected
+    assert source.counts() == {"train": {0: 4, 1: 4}, "val": {0: 2, 1: 2}, "test": {0: 2, 1: 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train_images": np.full((8, 6, 6), np.nan, np.float32)}, "NaN"),
+        ({"train_labels": np.zeros((8, 3), int)}, "not one whole number"),
+        ({"train_images": np.zeros((7, 6, 6), np.uint8)}, "7 entries"),
+        ({"train_images": np.array([{"code": 1}] * 8, dtype=object)}, "safely"),
+    ],
+)
+def test_arrays_that_are_wrong_are_refused(tmp_path, changes, words):
+    np.savez(tmp_path / "x.npz", **arrays(**changes))
+    with pytest.raises(DataError, match=words):
+        open_source(tmp_path / "x.npz")
+
+
+def test_an_archive_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", train_images=np.zeros((100, 100, 100), np.uint8))
+    monkeypatch.setattr("regard.data.source.MAX_ARRAY_BYTES", 1000)
+    with pytest.raises(DataError, match="unpack to"):
+        open_source(tmp_path / "x.npz")
+
+
+def test_embedded_digits_have_a_fixed_test_split():
+    source = open_source("digits")
+    assert len(source.samples) == 1797
+    assert sum(s.split == "test" for s in source.samples) == 355
+    assert source.read(0)[0].shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("none/", "no such data"), ("https://a.b/c.zip", "address"), ("x.parquet", "no known data")]
+)
+def test_what_is_no_data_says_so(tmp_path, name, words):
+    (tmp_path / "x.parquet").write_text("x")
+    with pytest.raises(DataError, match=words):
+        open_source(name if "://" in name else tmp_path / name)
+
+
+def test_duplicates_within_and_across_splits_are_found(tmp_path):
+    for split in ("train", "test"):
+        make_folder(tmp_path / split, per_class=3)
+    for file in (tmp_path / "test").rglob("*.png"):  # other pixels, except one copy saved as another format
+        Image.fromarray(
+            np.random.default_rng(hash(file.name) % 99 + len(str(file))).integers(0, 255, (20, 20, 3), np.uint8)
+        ).save(file)
+    Image.open(tmp_path / "train/red/00.png").save(tmp_path / "test/blue/copy.bmp")
+    found = scan(open_source(tmp_path))
+    splits = [s.split for s in found.source.samples]
+    crossing = [{found.source.samples[i].key for i in group} for group in found.crossing(splits)]
+    assert {"train/red/00.png", "test/blue/copy.bmp"} in crossing
+    assert len(found.conflicting()) == 1
+    assert "leaks): 1" in found.describe()
+
+
+def test_damage_is_listed_not_raised(picture_folder):
+    (picture_folder / "red" / "03.png").write_bytes(b"\x89PNG broken")
+    found = scan(open_source(picture_folder))
+    assert [key for key, _ in found.unreadable] == ["red/03.png"]
+    with pytest.raises(DataError, match=r"red/03\.png"):
+        found.require_readable()
+
+
+def test_the_fingerprint_follows_pixels_and_labels(picture_folder):
+    before = scan(open_source(picture_folder)).fingerprint()
+    assert scan(open_source(picture_folder)).fingerprint() == before
+    (picture_folder / "red" / "03.png").rename(picture_folder / "blue" / "33.png")
+    assert scan(open_source(picture_folder)).fingerprint() != before
+
+
+def test_find_images_takes_files_folders_and_globs(picture_folder):
+    one = str(picture_folder / "red" / "00.png")
+    assert len(find_images([one])) == 1
+    assert len(find_images([str(picture_folder)])) == 24
+    assert len(find_images([one, str(picture_folder / "*" / "0*.png")])) == 20
+    with pytest.raises(DataError, match="no image"):
+        find_images([str(picture_folder / "*.gif")])

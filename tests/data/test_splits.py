@@ -1,0 +1,71 @@
+"""Splits keep what the data says, hold classes in proportion, and never part what belongs together."""
+
+import pytest
+import torch
+
+from regard.data import Sample, Source, open_source, scan, split
+from regard.data.scan import Scan
+from regard.errors import DataError
+from tests.conftest import make_folder
+
+
+def made(samples: list[Sample], classes=("a", "b"), digests=None) -> Scan:
+    source = Source("made", "made", "", classes, tuple(samples), lambda i: (torch.zeros(1, 2, 2), "L"))
+    return Scan(source, digests=digests or [str(n) for n in range(len(samples))])
+
+
+def test_three_way_split_in_proportion_and_the_same_every_time():
+    found = made([Sample(str(n), int(n % 5 == 0)) for n in range(200)])
+    names, note = split(found, seed=0)
+    assert names == split(found, seed=0)[0]
+    assert names != split(found, seed=1)[0]
+    assert "names no splits" in note
+    for name in ("val", "test"):
+        assert names.count(name) == pytest.approx(30, abs=6)
+        rare = sum(n == name and s.label for n, s in zip(names, found.source.samples, strict=True))
+        assert rare == pytest.approx(names.count(name) / 5, abs=2)
+
+
+def test_patients_are_never_parted():
+    found = made([Sample(str(n), n // 60, group=f"patient {n // 3}") for n in range(120)])
+    names, _ = split(found, seed=0)
+    for first in range(0, 120, 3):
+        assert len(set(names[first : first + 3])) == 1
+    assert set(names) == {"train", "val", "test"}
+
+
+def test_equal_pixels_are_never_parted():
+    found = made([Sample(str(n), n % 2) for n in range(100)], digests=[str(n // 4) for n in range(100)])
+    names, _ = split(found, seed=0)
+    assert not found.crossing(names)
+
+
+def test_every_class_reaches_every_split():
+    found = made([Sample(str(n), 0) for n in range(60)] + [Sample(f"b{n}", 1) for n in range(3)])
+    names, _ = split(found, seed=0)
+    assert {names[60], names[61], names[62]} == {"train", "val", "test"}
+
+
+def test_given_splits_are_kept(tmp_path):
+    for name in ("train", "test"):
+        make_folder(tmp_path / name, per_class=10 if name == "train" else 4)
+    found = scan(open_source(tmp_path))
+    names, note = split(found, seed=0)
+    assert [n == "test" for n in names] == [s.split == "test" for s in found.source.samples]
+    assert names.count("val") >= 2
+    assert "val is 15% of train" in note
+
+
+def test_without_a_test_split_the_note_warns():
+    samples = [Sample(str(n), n % 2, "train" if n < 8 else "val") for n in range(12)]
+    assert "no test split" in split(made(samples), 0)[1]
+
+
+def test_too_few_images_of_a_class_are_named():
+    with pytest.raises(DataError, match="class 'b' has 1 independent image:"):
+        split(made([Sample(str(n), int(n == 9)) for n in range(10)]), 0)
+
+
+def test_without_training_data_there_is_nothing_to_do():
+    with pytest.raises(DataError, match="no training split"):
+        split(made([Sample(str(n), n % 2, "test") for n in range(10)]), 0)
