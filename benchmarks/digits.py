@@ -1,7 +1,7 @@
 """The demo's score, honestly: settings chosen without the test digits, then five seeds tested once each.
 
-    python benchmarks/digits.py --choose     compare settings on splits of the development digits alone
-    python benchmarks/digits.py --seeds 5    train the recipe as it stands and read the test split
+python benchmarks/digits.py --choose     compare settings on splits of the development digits alone
+python benchmarks/digits.py --seeds 5    train the recipe as it stands and read the test split
 """
 
 import argparse
@@ -37,7 +37,13 @@ def choose(splits: int) -> None:
             images=np.stack([source.read(i)[0][0].numpy() for i in kept]),
             labels=np.array([source.samples[i].label for i in kept]),
         )
-        print("| settings | " + " | ".join(f"split {n}" for n in range(splits)) + " | mean |\n" + "|---" * (splits + 2) + "|")
+        print(
+            "| settings | "
+            + " | ".join(f"split {n}" for n in range(splits))
+            + " | mean |\n"
+            + "|---" * (splits + 2)
+            + "|"
+        )
         for name, settings in CANDIDATES.items():
             scores = []
             for n in range(splits):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.data import Sample, Source, open_source, scan, split
-from regard.data.scan import Scan
+from regard.data.scanner import Scan
 from regard.errors import DataError
 from tests.conftest import make_folder
 

@@ -3,7 +3,7 @@
 from regard.data.augment import Augmenter, normalise, to_float
 from regard.data.images import SUFFIXES, read_image
 from regard.data.loader import Batch, Images, Loader, Preparation, fit, statistics, with_channels
-from regard.data.scan import Scan, scan
+from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source, find_images, open_source
 from regard.data.splits import split
 

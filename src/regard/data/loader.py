@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regard.data.augment import normalise, to_float
 from regard.data.random import order, uniforms
-from regard.data.scan import Scan
+from regard.data.scanner import Scan
 from regard.data.source import Source
 from regard.errors import DataError
 

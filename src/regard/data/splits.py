@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 
-from regard.data.scan import Scan
+from regard.data.scanner import Scan
 from regard.errors import DataError
 
 

@@ -41,8 +41,8 @@ class Summary:
 def wilson(hits: int, n: int, z: float = 1.959964) -> Figure:
     """A share with Wilson's score interval, which behaves near 0 and 1 and for small n.
 
-    >>> wilson(9, 10)
-    Figure(value=0.9, low=0.5958499739047834, high=0.9821238075162167, n=10)
+    >>> print(wilson(9, 10))
+    0.9000 [0.5958, 0.9821] (n=10)
     """
     if n == 0:
         return Figure(math.nan, 0.0, 1.0, 0)
@@ -71,7 +71,7 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
         "accuracy": wilson(int(hit.sum()), n),
         **({f"top{top}_accuracy": wilson(int(in_top.sum()), n)} if len(classes) > 5 else {}),
         "balanced_accuracy": _bootstrapped(_balanced(weights, hit, labels, len(classes)), n),
-        "auroc": _bootstrapped(_mean_of_present(aurocs), n),
+        "auroc": _bootstrapped(_mean_of_present(aurocs if len(classes) > 2 else aurocs[1:]), n),
         "calibration_error": _bootstrapped(_calibration(weights, probs.max(1), hit), n),
         "log_loss": _bootstrapped(weights @ -np.log(own) / n, n),
         "brier": _bootstrapped(weights @ brier / n, n),

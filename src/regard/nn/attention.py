@@ -39,7 +39,7 @@ def attend(
 
     >>> q, k = torch.tensor([[0.2, 0.9, 0.0]]), torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0]])
     >>> attend(q, k, k, scale=1.0)
-    tensor([[0.1000, 0.6221, 0.2470]])
+    tensor([[0.1000, 0.6229, 0.2463]])
     """
     _record(q, k, scale, mask, bias, causal)
     alone = mask is None and bias is None

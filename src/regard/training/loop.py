@@ -86,14 +86,14 @@ def train(
                         average.update()
                     tick(step, _note(history))
                 loss = float(total) / len(loader)
-                if not math.isfinite(loss):
-                    raise RunError(
-                        f"the training loss is {loss} in epoch {epoch}; the weights kept are those from before",
-                        do="lower --lr, keep --clip on, or train in fp32",
-                    )
                 if average:
                     average.swap()
                 figures = evaluate(model)
+                if not math.isfinite(loss + figures["loss"]):
+                    raise RunError(
+                        f"the loss is not a number in epoch {epoch}; the weights kept are those from before",
+                        do="lower --lr, keep --clip on, or train in fp32",
+                    )
                 seconds = round(time.monotonic() - start, 2)
                 row = {
                     "epoch": epoch,

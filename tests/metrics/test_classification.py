@@ -1,0 +1,96 @@
+"""Figures against torchmetrics and scikit-learn; intervals against what they promise."""
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics.functional.classification as theirs
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    brier_score_loss,
+    log_loss,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+
+from regard.metrics import summarise, wilson
+
+
+def predictions(classes: int, n: int = 300, seed: int = 0):
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, classes, n)
+    logits = draw.normal(size=(n, classes)) + 1.5 * np.eye(classes)[labels]
+    logits = np.round(logits, 1)  # so that ties occur
+    probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return probs, labels
+
+
+@pytest.mark.parametrize("classes", [2, 4, 12])
+def test_values_against_torchmetrics_and_sklearn(classes):
+    probs, labels = predictions(classes)
+    names = tuple(str(n) for n in range(classes))
+    summary = summarise(probs, labels, names)
+    got = {name: figure.value for name, figure in summary.figures.items()}
+    p, y = torch.from_numpy(probs), torch.from_numpy(labels)
+    predicted = probs.argmax(1)
+    assert got["accuracy"] == pytest.approx(theirs.multiclass_accuracy(p, y, classes, average="micro").item())
+    assert got["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
+    other = theirs.binary_auroc(p[:, 1], y) if classes == 2 else theirs.multiclass_auroc(p, y, classes)
+    assert got["auroc"] == pytest.approx(other.item(), abs=1e-6)
+    expected = roc_auc_score(labels, probs[:, 1] if classes == 2 else probs, multi_class="ovr")
+    assert got["auroc"] == pytest.approx(expected)
+    assert got["calibration_error"] == pytest.approx(
+        theirs.multiclass_calibration_error(p, y, classes, n_bins=15).item(), abs=1e-6
+    )
+    assert got["log_loss"] == pytest.approx(log_loss(labels, probs))
+    assert got["brier"] == pytest.approx(((probs - np.eye(classes)[labels]) ** 2).sum(1).mean())
+    if classes == 2:
+        assert got["brier"] == pytest.approx(2 * brier_score_loss(labels, probs[:, 1]))
+    if classes > 5:
+        top5 = theirs.multiclass_accuracy(p, y, classes, average="micro", top_k=5).item()
+        assert got["top5_accuracy"] == pytest.approx(top5)
+    else:
+        assert "top5_accuracy" not in got
+    assert np.array_equal(summary.confusion, theirs.multiclass_confusion_matrix(p, y, classes).numpy())
+    recalls = [row["recall"].value for row in summary.per_class.values()]
+    precisions = [row["precision"].value for row in summary.per_class.values()]
+    np.testing.assert_allclose(recalls, recall_score(labels, predicted, average=None))
+    np.testing.assert_allclose(precisions, precision_score(labels, predicted, average=None))
+
+
+def test_intervals_hold_the_value_and_shrink_with_n():
+    small, large = (summarise(*predictions(4, n), ("a", "b", "c", "d")).figures for n in (60, 3000))
+    for name in small:
+        assert small[name].low <= small[name].value <= small[name].high
+        assert large[name].high - large[name].low < small[name].high - small[name].low
+        assert small[name].n == 60
+
+
+def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say():
+    truth = np.mean([summarise(*predictions(3, 20_000, s), ("a", "b", "c")).figures["auroc"].value for s in (100, 101)])
+    inside = 0
+    for seed in range(60):
+        figure = summarise(*predictions(3, 150, seed), ("a", "b", "c")).figures["auroc"]
+        inside += figure.low <= truth <= figure.high
+    assert 50 <= inside <= 60
+
+
+def test_wilson_against_published_values():
+    """Newcombe (1998), table I: 81/263, 15/148, 0/20, 1/29."""
+    for hits, n, low, high in (
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ):
+        figure = wilson(hits, n)
+        assert (figure.low, figure.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_a_class_that_does_not_occur_does_not_break_anything():
+    probs, labels = predictions(3)
+    labels = np.where(labels == 2, 0, labels)
+    summary = summarise(probs, labels, ("a", "b", "c"))
+    assert np.isnan(summary.per_class["c"]["auroc"].value)
+    assert np.isfinite(summary.figures["auroc"].value)
+    assert np.isfinite(summary.figures["balanced_accuracy"].value)

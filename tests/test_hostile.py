@@ -1,0 +1,138 @@
+"""Bad input through the command line: a clear error, exit code 2, no traceback, and nothing lost."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import make_folder
+from tests.data.test_images import bomb
+
+
+def regard(*words: object, cwd: Path, before=None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "regard", *map(str, words)],
+        cwd=cwd, capture_output=True, text=True, preexec_fn=before, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+TRAIN = ("--model", "vit_nano", "--depth", "1", "--size", "16", "--epochs", "1", "--out", "run")
+
+
+def test_an_empty_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    refused(regard("train", "data", *TRAIN, cwd=tmp_path), "no images", "class")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_with_one_image(tmp_path):
+    make_folder(tmp_path / "data")
+    make_folder(tmp_path / "more", per_class=1, classes=("rare",))
+    (tmp_path / "more" / "rare").rename(tmp_path / "data" / "rare")
+    refused(regard("train", "data", *TRAIN, cwd=tmp_path), "'rare' has 1 independent image")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["truncated", "bomb", "NaN"])
+def test_damaged_and_hostile_images(tmp_path, kind):
+    data = make_folder(tmp_path / "data")
+    bad = data / "red" / f"{kind}.{'jpg' if kind == 'truncated' else 'png' if kind == 'bomb' else 'tif'}"
+    if kind == "truncated":
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(bad)
+        bad.write_bytes(bad.read_bytes()[:1500])
+    elif kind == "bomb":
+        bomb(bad, 30_000)
+    else:
+        Image.fromarray(np.full((20, 20), np.nan, np.float32)).save(bad)
+    result = regard("train", "data", *TRAIN, cwd=tmp_path)
+    refused(result, "1 of 25 images cannot be read", bad.name)
+    assert not (tmp_path / "run").exists()
+    checked = regard("check", "data", cwd=tmp_path)
+    refused(checked, bad.name)
+    assert "cannot be read: 1" in checked.stdout
+    assert len(list(data.rglob("*.png"))) >= 24, "the user's files are never touched"
+
+
+def test_an_existing_run_is_never_written_over(tmp_path):
+    make_folder(tmp_path / "data")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("x")
+    refused(regard("train", "data", *TRAIN, cwd=tmp_path), "exists and is not empty")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
+
+
+def test_a_disk_that_fills_while_saving(tmp_path):
+    """No file may grow past 50,000 bytes: settings and splits still fit, the checkpoint does not."""
+    make_folder(tmp_path / "data")
+
+    def full() -> None:
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    result = regard("train", "data", *TRAIN, cwd=tmp_path, before=full)
+    refused(result, "could not be written", "make room")
+    assert not list((tmp_path / "run").rglob("*.part")), "a half-written file was left"
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_a_failed_save_leaves_the_last_good_checkpoint(run_folder, tmp_path, monkeypatch):
+    import shutil
+
+    import safetensors.torch
+
+    from regard.errors import RunError
+    from regard.weights import load_checkpoint, save_checkpoint
+
+    path = tmp_path / "best.safetensors"
+    shutil.copy(run_folder / "checkpoints" / "best.safetensors", path)
+    good = path.read_bytes()
+
+    def half(tensors, file, metadata):
+        Path(file).write_bytes(good[: len(good) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", half)
+    with pytest.raises(RunError, match=r"No space left.*earlier file is unharmed"):
+        save_checkpoint(path, load_checkpoint(path))
+    assert path.read_bytes() == good
+    assert [p.name for p in tmp_path.iterdir()] == ["best.safetensors"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "pickle", "text"])
+def test_a_checkpoint_that_is_none(run_folder, tmp_path, damage):
+    import pickle
+
+    good = (run_folder / "checkpoints" / "best.safetensors").read_bytes()
+    contents = {"cut": good[: len(good) // 2], "pickle": pickle.dumps({"a": 1}), "text": b"hello"}
+    (tmp_path / "x.safetensors").write_bytes(contents[damage])
+    refused(regard("predict", "x.safetensors", ".", cwd=tmp_path), "damaged")
+
+
+def test_other_users_errors(run_folder, tmp_path, digit_files):
+    refused(regard("predict", run_folder, "nothing/*.png", cwd=tmp_path), "no image here")
+    refused(regard("predict", tmp_path, digit_files, cwd=tmp_path), "no config.json")
+    refused(regard("predict", run_folder, digit_files, "--out", "x.xlsx", cwd=tmp_path), ".csv or .json")
+    refused(regard("explain", run_folder, digit_files, "--method", "magic", cwd=tmp_path), "no method called 'magic'")
+    refused(regard("train", "digits", "--model", "vit_nanno", cwd=tmp_path), "did you mean vit_nano")
+    refused(regard("train", "digits", "--recipe", "digit", cwd=tmp_path), "did you mean digits")
+    refused(regard("train", "digits", "--lr", "-1", "--out", "run", cwd=tmp_path), "lr=-1.0 is negative")
+    refused(regard("demo", "scene", cwd=tmp_path), "no demo called")
+    refused(regard("eval", run_folder, make_folder(tmp_path / "d"), cwd=tmp_path), "does not know: blue, red")
+    refused(regard("trian", "digits", cwd=tmp_path), "did you mean train")
+    assert regard("train", "digits", "--epoch", "3", cwd=tmp_path).returncode == 2
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,174 @@
+"""The loop: reproducible to the bit, accumulation and averaging as defined, stoppable, honest about NaN."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import regard
+from regard.errors import RunError
+from regard.training import Average, Stopped, make_optimizer
+
+
+def final_weights(run, name="last"):
+    return load_file(run.checkpoint(name))
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def quick(data, out, **settings):
+    base = {"model": "vit_nano", "depth": 2, "epochs": 2, "batch": 8, "explain": 0, "quiet": True, "size": 16}
+    return regard.train(data, out=str(out), **base | settings)
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
+    picture_folder, tmp_path, monkeypatch, augmented
+):
+    monkeypatch.setattr("regard.data.scanner.CACHE_SIDE", 1)  # so that images are read by the workers
+    strong = {
+        "crop": "resized", "flip": True, "policy": "trivial", "erase": 0.5, "mixup": 0.3, "cutmix": 0.3,
+        "dropout": 0.1, "drop_path": 0.2,
+    }  # fmt: skip
+    settings = strong if augmented else {"crop": "none"}
+    runs = []
+    for number, workers in enumerate((0, 2, 1)):
+        torch.manual_seed(number)  # whatever was drawn before must not matter
+        runs.append(quick(picture_folder, tmp_path / str(number), workers=workers, **settings))
+    first = final_weights(runs[0])
+    assert all(same(first, final_weights(run)) for run in runs[1:])
+    assert not same(first, final_weights(quick(picture_folder, tmp_path / "other", seed=1, workers=0, **settings)))
+
+
+def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_path, monkeypatch):
+    """With plain gradient descent, since Adam hides a gradient of the wrong size."""
+    import regard.training.loop as loop
+
+    monkeypatch.setattr(loop, "make_optimizer", lambda model, lr, decay: torch.optim.SGD(model.parameters(), lr))
+    plain = {
+        "crop": "none",
+        "flip": False,
+        "ema": 0.0,
+        "epochs": 2,
+        "mixup": 0.0,
+        "drop_path": 0.0,
+        "clip": 0.0,
+        "lr": 0.05,
+    }
+    one = final_weights(quick(picture_folder, tmp_path / "one", batch=8, **plain))
+    two = final_weights(quick(picture_folder, tmp_path / "two", batch=4, accumulate=2, **plain))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_average_is_an_average():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    average = Average(model, 0.9)
+    expected, values = 0.0, [1.0, 2.0, 3.0]
+    for number, value in enumerate(values, start=1):
+        nn.init.constant_(model.weight, value)
+        average.update()
+        decay = min(0.9, number / (number + 10))
+        expected = decay * expected + (1 - decay) * value
+    assert average.state_dict()["weight"].item() == pytest.approx(expected)
+    average.swap()
+    assert model.weight.item() == pytest.approx(expected)
+    average.swap()
+    assert model.weight.item() == 3.0
+
+
+def test_only_matrices_decay():
+    model = regard.create("vit_nano", classes=3, size=16, registers=1, layer_scale=0.1)
+    decayed, plain = make_optimizer(model, 0.1, 0.05).param_groups
+    assert decayed["weight_decay"] == 0.05
+    assert plain["weight_decay"] == 0.0
+    kept = {id(p) for p in plain["params"]}
+    for name, p in model.named_parameters():
+        free = p.ndim == 1 or name in ("class_token", "registers", "positions.table")
+        assert (id(p) in kept) == free, name
+
+
+def test_ctrl_c_keeps_what_was_learnt(picture_folder, tmp_path, monkeypatch):
+    import regard.training.loop as loop
+
+    calls, original = [], loop.learning_rate
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "learning_rate", interrupted)
+    with pytest.raises(Stopped):
+        quick(picture_folder, tmp_path / "run", epochs=50)
+    assert regard.load(tmp_path / "run").predict(picture_folder / "red" / "00.png").label in ("red", "blue")
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
+    assert len(rows) == 2
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_good_weights(picture_folder, tmp_path, monkeypatch):
+    import regard.training.loop as loop
+
+    original = loop.learning_rate
+    monkeypatch.setattr(loop, "learning_rate", lambda s, *rest: float("nan") if s >= 3 else original(s, *rest))
+    with pytest.raises(RunError, match="not a number"):
+        quick(picture_folder, tmp_path / "run", epochs=10, ema=0.0)
+    weights = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert all(torch.isfinite(w).all() for w in weights.values())
+
+
+def test_the_run_folder_holds_what_the_design_says(run_folder):
+    names = {p.relative_to(run_folder).as_posix() for p in run_folder.rglob("*") if p.is_file()}
+    assert names >= {
+        "config.json", "command.txt", "environment.json", "data.json", "splits.csv", "metrics.csv", "predictions.csv",
+        "summary.json", "checkpoints/best.safetensors", "checkpoints/last.safetensors", "figures/curves.svg",
+        "figures/confusion.svg", "figures/reliability.svg", "explain/01.png", "explain/explanations.json",
+        "model_card.md", "report.html",
+    }  # fmt: skip
+    config = json.loads((run_folder / "config.json").read_text())
+    assert config["epochs"] == {"value": 4, "origin": "flag"}
+    assert config["mixup"]["origin"] == "recipe"
+    assert config["size"] == {"value": [8, 8], "origin": "auto"}
+    assert config["clip"] == {"value": 1.0, "origin": "default"}
+    splits = list(csv.DictReader((run_folder / "splits.csv").open()))
+    predicted = list(csv.DictReader((run_folder / "predictions.csv").open()))
+    assert {row["name"] for row in predicted} == {row["name"] for row in splits if row["split"] == "test"}
+    hits = np.mean([row["label"] == row["predicted"] for row in predicted])
+    assert json.loads((run_folder / "summary.json").read_text())["figures"]["accuracy"]["value"] == pytest.approx(hits)
+
+
+def test_the_kept_weights_give_the_reported_figures(run_folder):
+    result = regard.evaluate(run_folder, "digits", quiet=True)
+    reported = json.loads((run_folder / "summary.json").read_text())["figures"]
+    assert result.figures["accuracy"].value == reported["accuracy"]["value"]
+    assert result.figures["log_loss"].value == pytest.approx(reported["log_loss"]["value"], abs=1e-6)
+
+
+def test_volumes_train_evaluate_and_explain(tmp_path):
+    draw = np.random.default_rng(0)
+    labels = np.arange(40) % 2
+    volumes = draw.integers(0, 60, (40, 8, 8, 8), dtype=np.uint8)
+    volumes[labels == 1, :4] += 150
+    np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
+    run = regard.train(
+        tmp_path / "v.npz", model="vit3d_nano", patch=4, epochs=8, batch=8, explain=1, out=tmp_path / "run", quiet=True
+    )
+    assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
+    explained = regard.load(run.path).explain(torch.from_numpy(volumes[1])[None])
+    assert explained.map.shape == (8, 8, 8)
+    assert explained.save(tmp_path / "map.png").stat().st_size > 1000
+
+
+def test_a_picture_model_refuses_volumes(tmp_path):
+    np.savez(tmp_path / "v.npz", images=np.zeros((9, 8, 8, 8), np.uint8), labels=np.arange(9) % 2)
+    with pytest.raises(regard.RegardError, match="2 axes and the data has 3"):
+        regard.train(tmp_path / "v.npz", model="vit_nano", out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
