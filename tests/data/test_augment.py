@@ -6,7 +6,7 @@ import torch
 
 from regard.config import Augment
 from regard.data import Augmenter
-from regard.data.augment import _operations, erase, mix, move
+from regard.data.augment import _operations, _theta, _warp, erase, mix, move
 from regard.data.random import order, uniforms
 from regard.errors import ConfigError
 
@@ -110,12 +110,10 @@ def test_cutmix_targets_are_the_areas():
 def test_every_operation_of_the_policies_runs_and_those_with_strength_do_something():
     x = IMAGES[:1].float() / 255
     for name, (low, high, signed, operation) in _operations().items():
-        if operation is None:
-            continue
         out = operation(x, torch.tensor([float(high)])).clamp(0, 1)
         assert out.shape == x.shape
         assert torch.isfinite(out).all(), name
-        if name not in ("autocontrast",):
+        if name not in ("autocontrast", "identity"):
             assert (out - x).abs().max() > 0.01, name
         if high != low and (signed or name in ("posterize", "solarize")):
             gentle = operation(x, torch.tensor([float(low)])).clamp(0, 1)
@@ -134,3 +132,22 @@ def test_uniforms_are_uniform_and_orders_are_permutations():
     first = order(0, 1, index)
     assert sorted(first) == index.tolist()
     assert (first != order(0, 2, index)).any()
+
+
+def test_equalize_and_autocontrast_against_pillow():
+    from PIL import Image, ImageOps
+
+    images = torch.randint(30, 200, (4, 3, 24, 20), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images[3] = 77  # one level: nothing to spread
+    for name, theirs in (("equalize", ImageOps.equalize), ("autocontrast", ImageOps.autocontrast)):
+        got = _operations()[name][3](images.float() / 255, torch.zeros(4)) * 255
+        for image, ours in zip(images, got, strict=True):
+            expected = np.asarray(theirs(Image.fromarray(image.permute(1, 2, 0).numpy()))).transpose(2, 0, 1)
+            assert np.abs(ours.numpy() - expected).max() <= 1.0, name
+
+
+def test_turning_a_rectangle_by_90_degrees_moves_pixels_without_distortion():
+    x = torch.rand(1, 1, 8, 16)
+    turned = _warp(x, _theta(x, turn=torch.tensor(np.pi / 2, dtype=torch.float32)))
+    expected = x[..., 4:12].rot90(1, (2, 3))
+    torch.testing.assert_close(turned[..., 4:12], expected, atol=1e-4, rtol=0)

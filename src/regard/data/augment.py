@@ -16,46 +16,27 @@ from regard.config import Augment
 from regard.data.random import uniforms
 from regard.errors import ConfigError
 
-# RandAugment (Cubuk et al., 2020) and TrivialAugment (Müller & Hutter, 2021, its "wide" space): what is
-# done, and the strength at level 0 and at full level. Two-sided strengths also get a random sign.
 _Operation = Callable[[Tensor, Tensor], Tensor]
 
 
-def _operations() -> dict[str, tuple[float, float, bool, _Operation | None]]:
+def _operations() -> dict[str, tuple[float, float, bool, _Operation]]:
+    """What RandAugment (Cubuk et al., 2020) and TrivialAugment (Müller & Hutter, 2021, "wide") may do.
+
+    For each: the strength at level 0 and at full level, whether it also gets a random sign, and the
+    operation on (B, C, H, W) with one strength a sample.
+    """
     from kornia import enhance
-    from kornia.geometry import transform
-
-    def shear(axis: int) -> _Operation:
-        def run(x: Tensor, s: Tensor) -> Tensor:
-            zero = torch.zeros_like(s)
-            return transform.shear(x, torch.stack([s, zero] if axis == 0 else [zero, s], dim=1))
-
-        return run
-
-    def slide(axis: int) -> _Operation:
-        def run(x: Tensor, s: Tensor) -> Tensor:
-            pixels, zero = s * x.shape[-1 - axis], torch.zeros_like(s)
-            return transform.translate(x, torch.stack([pixels, zero] if axis == 0 else [zero, pixels], dim=1))
-
-        return run
-
-    def autocontrast(x: Tensor, _: Tensor) -> Tensor:
-        low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
-        return torch.where(high > low, (x - low) / (high - low).clamp_min(1e-6), x)
-
-    def posterize(x: Tensor, s: Tensor) -> Tensor:
-        return enhance.posterize(x, s.round().int())
 
     return {
-        "identity": (0, 0, False, None),
-        "autocontrast": (0, 0, False, autocontrast),
-        "equalize": (0, 0, False, lambda x, _: enhance.equalize(x)),
-        "rotate": (0, 30, True, transform.rotate),
-        "shear_x": (0, 0.3, True, shear(0)),
-        "shear_y": (0, 0.3, True, shear(1)),
-        "slide_x": (0, 0.25, True, slide(0)),
-        "slide_y": (0, 0.25, True, slide(1)),
-        "posterize": (8, 2, False, posterize),
+        "identity": (0, 0, False, lambda x, s: x),
+        "autocontrast": (0, 0, False, lambda x, s: _autocontrast(x)),
+        "equalize": (0, 0, False, lambda x, s: _equalize(x)),
+        "rotate": (0, 30, True, lambda x, s: _warp(x, _theta(x, turn=torch.deg2rad(s)))),
+        "shear_x": (0, 0.3, True, lambda x, s: _warp(x, _theta(x, shear=(s, 0.0)))),
+        "shear_y": (0, 0.3, True, lambda x, s: _warp(x, _theta(x, shear=(0.0, s)))),
+        "slide_x": (0, 0.25, True, lambda x, s: _warp(x, _theta(x, shift=(2 * s, 0.0)))),
+        "slide_y": (0, 0.25, True, lambda x, s: _warp(x, _theta(x, shift=(0.0, 2 * s)))),
+        "posterize": (8, 2, False, lambda x, s: enhance.posterize(x, s.round().int())),
         "solarize": (1, 0, False, lambda x, s: enhance.solarize(x, s)),
         "brightness": (0, 0.9, True, lambda x, s: enhance.adjust_brightness_accumulative(x, 1 + s)),
         "contrast": (0, 0.9, True, lambda x, s: enhance.adjust_contrast_with_mean_subtraction(x, 1 + s)),
@@ -64,43 +45,88 @@ def _operations() -> dict[str, tuple[float, float, bool, _Operation | None]]:
     }
 
 
+def _autocontrast(x: Tensor) -> Tensor:
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (x - low) / (high - low).clamp_min(1e-6), x)
+
+
+def _equalize(x: Tensor) -> Tensor:
+    """Each channel's grey levels spread evenly, as Pillow does; kornia's own loops over images in Python."""
+    levels = (x * 255).round().long().flatten(2)  # (B, C, pixels)
+    counts = torch.zeros(*levels.shape[:2], 256, dtype=x.dtype, device=x.device)
+    counts.scatter_add_(2, levels, torch.ones_like(x).flatten(2))
+    last = counts.gather(2, levels.amax(2, keepdim=True))
+    step = ((counts.sum(2, keepdim=True) - last) / 255).floor()
+    before = counts.cumsum(2) - counts
+    table = ((before + (step / 2).floor()) / step.clamp_min(1)).floor().clamp(0, 255)
+    spread = table.gather(2, levels).reshape(x.shape) / 255
+    return torch.where((step > 0)[..., None], spread, x)
+
+
 def _colour(x: Tensor, factor: Tensor) -> Tensor:
     from kornia import enhance
 
     return enhance.adjust_saturation_with_gray_subtraction(x, factor) if x.shape[1] == 3 else x
 
 
+def _theta(
+    x: Tensor,
+    *,
+    turn: Tensor | float = 0.0,
+    zoom: Tensor | float = 1.0,
+    mirror: Tensor | float = 1.0,
+    shear: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
+    shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
+) -> Tensor:
+    """One map a sample from output to input coordinates, which run from -1 to 1: (B, axes, axes + 1).
+
+    Turning and shearing are in pixels, so a rectangle is not distorted; of a volume they move the last
+    two axes.
+    """
+    dims, aspect = x.ndim - 2, x.shape[-2] / x.shape[-1]
+    angle = torch.as_tensor(turn, dtype=x.dtype, device=x.device)
+    theta = torch.zeros(len(x), dims, dims + 1, dtype=x.dtype, device=x.device)
+    for axis in range(2, dims):
+        theta[:, axis, axis] = zoom
+    theta[:, 0, 0], theta[:, 0, 1] = zoom * mirror * angle.cos(), (shear[0] - zoom * angle.sin()) * aspect
+    theta[:, 1, 0], theta[:, 1, 1] = (shear[1] + zoom * mirror * angle.sin()) / aspect, zoom * angle.cos()
+    theta[:, 0, -1], theta[:, 1, -1] = shift
+    return theta
+
+
+def _warp(x: Tensor, theta: Tensor) -> Tensor:
+    """Resample by `theta`. F.affine_grid would round differently in different batches, so it is done here."""
+    size, dims = x.shape[2:], x.ndim - 2
+    axes = [(torch.arange(n, device=x.device, dtype=x.dtype) * 2 + 1) / n - 1 for n in reversed(size)]
+    axes = [a.reshape(1, *[-1 if dims - 1 - i == j else 1 for j in range(dims)]) for i, a in enumerate(axes)]
+    rows = []
+    for row in range(dims):
+        at = theta[:, row].reshape(len(x), dims + 1, *[1] * dims)
+        rows.append(sum((at[:, i] * axes[i] for i in range(dims)), at[:, dims]).expand(len(x), *size))
+    return F.grid_sample(x, torch.stack(rows, dim=-1), align_corners=False)
+
+
 def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
     """Shift, rotate, zoom and flip as one resampling; `u` holds five numbers in [0, 1) a sample."""
-    dims = x.ndim - 2
-    shift = config.crop == "shift"
-    if not (shift or config.rotate or config.zoom or config.flip):
+    shifted = config.crop == "shift"
+    if not (shifted or config.rotate or config.zoom or config.flip):
         return x
+    u = u.to(x.device)
     signed = 2 * u - 1
-    angle, zoom = signed[:, 0] * math.radians(config.rotate), 1 + signed[:, 1] * config.zoom
-    mirror = torch.where(u[:, 2] < 0.5, -1.0, 1.0) if config.flip else torch.ones(len(x))
-    theta = torch.zeros(len(x), dims, dims + 1)
-    for axis in range(dims):
-        theta[:, axis, axis] = zoom
-    theta[:, 0, 0], theta[:, 0, 1] = zoom * angle.cos() * mirror, -zoom * angle.sin()
-    theta[:, 1, 0], theta[:, 1, 1] = zoom * angle.sin() * mirror, zoom * angle.cos()
-    if shift:  # whole pixels, an eighth of the side each way
-        for axis, side in ((0, x.shape[-1]), (1, x.shape[-2])):
-            reach = side // 8
-            theta[:, axis, -1] = torch.floor(u[:, 3 + axis] * (2 * reach + 1)).sub(reach) * 2 / side
-    grid = _affine_grid(theta.to(x.device, x.dtype), tuple(x.shape[2:]))
-    return F.grid_sample(x, grid, align_corners=False)
-
-
-def _affine_grid(theta: Tensor, size: tuple[int, ...]) -> Tensor:
-    """F.affine_grid by plain products: its batched matrix product rounds differently in different batches."""
-    axes = [((torch.arange(n, device=theta.device, dtype=theta.dtype) * 2 + 1) / n - 1) for n in reversed(size)]
-    dims, rows = len(size), []
-    shaped = [a.reshape(1, *[-1 if dims - 1 - i == j else 1 for j in range(dims)]) for i, a in enumerate(axes)]
-    for row in range(dims):
-        at = theta[:, row].reshape(len(theta), dims + 1, *[1] * dims)
-        rows.append(sum((at[:, i] * shaped[i] for i in range(dims)), at[:, dims]).expand(len(theta), *size))
-    return torch.stack(rows, dim=-1)
+    shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0)
+    if shifted:  # whole pixels, up to an eighth of the side each way
+        sides = x.shape[-1], x.shape[-2]
+        shift = tuple(
+            (torch.floor(u[:, 3 + n] * (2 * (side // 8) + 1)) - side // 8) * 2 / side for n, side in enumerate(sides)
+        )  # pyright: ignore[reportAssignmentType]
+    theta = _theta(
+        x,
+        turn=signed[:, 0] * math.radians(config.rotate),
+        zoom=1 + signed[:, 1] * config.zoom,
+        mirror=torch.where(u[:, 2] < 0.5, -1.0, 1.0) if config.flip else 1.0,
+        shift=shift,
+    )
+    return _warp(x, theta)
 
 
 def vary(x: Tensor, u: Tensor, policy: str) -> Tensor:
@@ -110,21 +136,19 @@ def vary(x: Tensor, u: Tensor, policy: str) -> Tensor:
     if x.ndim != 4:
         raise ConfigError(f"policy={policy!r} is for pictures, not volumes", do="use --policy none")
     table = _operations()
-    rounds = 2 if policy == "rand" else 1
-    for turn in range(rounds):
-        pick, level, sign = u[:, 3 * turn], u[:, 3 * turn + 1], u[:, 3 * turn + 2]
-        chosen = (pick * len(table)).long()
-        out = x.clone()
+    for turn in range(2 if policy == "rand" else 1):
+        pick, level, sign = u[:, 3 * turn : 3 * turn + 3].unbind(1)
+        level = level if policy == "trivial" else torch.full_like(level, 0.3)
+        chosen, out = (pick * len(table)).long(), x.clone()
         for number, (low, high, signed, operation) in enumerate(table.values()):
             at = (chosen == number).nonzero()[:, 0]
-            if operation is None:
+            if not len(at):
                 continue
-            strength = low + (high - low) * (level[at] if policy == "trivial" else torch.full((len(at),), 0.3))
+            strength = low + (high - low) * level[at]
             if signed:
                 strength = torch.where(sign[at] < 0.5, -strength, strength)
-            # One sample at a time: batched kernels may round differently in different batches.
-            for n, s in zip(at.tolist(), strength.to(x.device, x.dtype), strict=True):
-                out[n] = operation(x[n : n + 1], s[None])[0].clamp(0, 1)
+            at = at.to(x.device)
+            out[at] = operation(x[at], strength.to(x.device, x.dtype)).clamp(0, 1)
         x = out
     return x
 

@@ -1,0 +1,63 @@
+"""What only a CUDA device can show. Run by hand: python -m pytest -m gpu tests/test_gpu.py"""
+
+import json
+
+import pytest
+import torch
+
+import regard
+from tests.conftest import make_folder
+from tests.nn.test_attention import Watch, reference
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_compiled_bf16_model_runs_fused_and_its_capture_is_exact():
+    torch.manual_seed(0)
+    model = regard.create("vit_s16", classes=10, depth=4).cuda().eval()
+    compiled, x = torch.compile(model), torch.randn(4, 3, 224, 224, device="cuda")
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+        for _ in range(3):
+            compiled(x)
+        with Watch() as watch:
+            plain = model(x).logits
+        with regard.capture(compiled) as tape:
+            inside = compiled(x).logits
+    assert any("flash" in name or "cudnn" in name or "efficient" in name for name in watch.operators)
+    assert not [s for s in watch.shapes if s[-2:] == (197, 197)]
+    assert len(tape) == 4
+    assert tape._calls[0].q.dtype == torch.bfloat16
+    exact = reference(tape._calls[2].q.cpu(), tape._calls[2].k.cpu())
+    torch.testing.assert_close(tape.attention(2, 3).cpu().double(), exact[:, 3], atol=1e-6, rtol=0)
+    torch.testing.assert_close(plain, inside)
+
+
+def test_training_uses_bf16_and_compiles_by_itself(tmp_path):
+    make_folder(tmp_path / "data", per_class=40, side=96)
+    run = regard.train(
+        tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=6, batch=16, policy="trivial", erase=0.2,
+        mixup=0.2, cutmix=0.2, checkpointing=True, drop_path=0.1, out=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["device"] == {"value": "cuda", "origin": "auto"}
+    assert config["precision"] == {"value": "bf16", "origin": "auto"}
+    assert config["compile"] == {"value": True, "origin": "auto"}
+    assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
+    on_cpu = regard.load(run.path).predict(tmp_path / "data" / "red" / "00.png")
+    on_gpu = regard.load(run.path, device="cuda").predict(tmp_path / "data" / "red" / "00.png")
+    assert on_cpu.label == on_gpu.label == "red"
+    assert on_cpu.confidence == pytest.approx(on_gpu.confidence, abs=1e-3)
+    assert regard.load(run.path, device="cuda").explain(tmp_path / "data" / "red" / "00.png").map.device.type == "cpu"
+
+
+def test_augmentation_on_the_device_equals_that_on_the_cpu():
+    from regard.config import Augment
+    from regard.data import Augmenter
+
+    images = torch.randint(0, 255, (16, 3, 32, 32), dtype=torch.uint8)
+    labels, numbers = torch.arange(16) % 4, torch.arange(16)
+    run = Augmenter(Augment(crop="shift", rotate=10, flip=True, erase=0.5, mixup=0.4), 0, (0.5,) * 3, (0.25,) * 3, 4)
+    here, soft = run(images, labels, numbers, 1, 2)
+    there, soft_there = run(images.cuda(), labels.cuda(), numbers, 1, 2)
+    torch.testing.assert_close(there.cpu(), here, atol=2e-3, rtol=0)
+    torch.testing.assert_close(soft_there.cpu(), soft)
