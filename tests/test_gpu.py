@@ -16,7 +16,7 @@ def test_a_compiled_bf16_model_runs_fused_and_its_capture_is_exact():
     torch.manual_seed(0)
     model = regard.create("vit_s16", classes=10, depth=4).cuda().eval()
     compiled, x = torch.compile(model), torch.randn(4, 3, 224, 224, device="cuda")
-    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         for _ in range(3):
             compiled(x)
         with Watch() as watch:
@@ -36,7 +36,7 @@ def test_training_uses_bf16_and_compiles_by_itself(tmp_path):
     make_folder(tmp_path / "data", per_class=40, side=96)
     run = regard.train(
         tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=6, batch=16, policy="trivial", erase=0.2,
-        mixup=0.2, cutmix=0.2, checkpointing=True, drop_path=0.1, out=tmp_path / "run", quiet=True,
+        mixup=0.2, cutmix=0.2, drop_path=0.1, out=tmp_path / "run", quiet=True,
     )  # fmt: skip
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["device"] == {"value": "cuda", "origin": "auto"}
@@ -48,6 +48,15 @@ def test_training_uses_bf16_and_compiles_by_itself(tmp_path):
     assert on_cpu.label == on_gpu.label == "red"
     assert on_cpu.confidence == pytest.approx(on_gpu.confidence, abs=1e-3)
     assert regard.load(run.path, device="cuda").explain(tmp_path / "data" / "red" / "00.png").map.device.type == "cpu"
+
+
+def test_checkpointed_training_runs_uncompiled(tmp_path):
+    make_folder(tmp_path / "data", per_class=20, side=96)
+    run = regard.train(
+        tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=2, checkpointing=True, drop_path=0.1, explain=0,
+        out=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert json.loads((run.path / "config.json").read_text())["compile"] == {"value": False, "origin": "auto"}
 
 
 def test_augmentation_on_the_device_equals_that_on_the_cpu():

@@ -193,7 +193,7 @@ class RunConfig:
     cutmix: float = 0.0
     """Alpha of CutMix; 0 turns it off."""
     checkpointing: bool = False
-    """Recompute activations: less memory, more time."""
+    """Recompute activations: less memory, more time. Not together with compile."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to run. Default: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

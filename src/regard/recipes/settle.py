@@ -72,7 +72,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "flip": scan.channels == 3 and axes == 2,
         "device": device,
         "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
-        "compile": gpu,
+        "compile": gpu and not config.checkpointing,
         "workers": 0 if in_memory else min(8, max(0, (os.cpu_count() or 1) - 1)),
         "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
     }
@@ -110,5 +110,7 @@ def _check(config: RunConfig) -> None:
     ):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name}={getattr(config, name)} is negative")
+    if config.compile and config.checkpointing:
+        raise ConfigError("compile and checkpointing do not go together", do="choose one of the two")
     if config.holdout == 0:
         raise ConfigError("holdout=0 leaves nothing to choose and test on", do="give a share such as 0.15")

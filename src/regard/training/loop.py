@@ -49,7 +49,8 @@ def train(
     """
     optimizer = make_optimizer(model, config.lr, config.weight_decay)
     average = Average(model, config.ema) if config.ema else None
-    forward = torch.compile(model) if config.compile else model
+    # One graph for each batch size (the last batch is smaller): symbolic sizes are slower, and break in torch 2.11.
+    forward = torch.compile(model, dynamic=False) if config.compile else model
     per_epoch = math.ceil(len(loader) / config.accumulate)
     steps, step, history, start = per_epoch * config.epochs, 0, History(), time.monotonic()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
