@@ -158,7 +158,11 @@ def _scan(data: str | Path, progress: Progress) -> Scan:
 def evaluate(
     run: str | Path, data: str | Path, *, split: str | None = None, batch: int = 64, quiet: bool = False
 ) -> Evaluation:
-    """Figures of a trained model on data: its `split`; if not said, test if the data has it, else all of it."""
+    """Figures of a trained model on data.
+
+    Which images: those of `split`, or "all". If not said, the test split if the data has one, else
+    everything, but never an image that the run trained on or chose its weights by (known by its pixels).
+    """
     predictor, progress = load(run), Progress(quiet)
     found = _scan(data, progress)
     found.require_readable()
@@ -170,12 +174,10 @@ def evaluate(
             where=data,
             do=f"it knows {', '.join(predictor.classes)}",
         )
-    has = {sample.split for sample in source.samples}
-    if split is None and "test" in has:
-        split = "test"
-    index = [i for i, s in enumerate(source.samples) if split is None or s.split == split]
+    index = _unseen(found, run, progress) if split is None else range(len(source.samples))
+    index = [i for i in index if split in (None, "all") or source.samples[i].split == split]
     if not index:
-        names = ", ".join(sorted(name for name in has if name)) or "none"
+        names = ", ".join(sorted({s.split for s in source.samples if s.split})) or "none"
         raise DataError(f"the data has no split {split!r}", where=data, do=f"it has {names}")
     preparation = predictor.preparation
     loader = Loader(Images(found, preparation.size, preparation.channels), index, batch)
@@ -190,6 +192,26 @@ def evaluate(
             predictor.device,
             tick,
         )
+
+
+def _unseen(found: Scan, run: str | Path, progress: Progress) -> list[int]:
+    """The samples to test on: of the test split if there is one, and new to the run."""
+    samples, folder = found.source.samples, Path(run).expanduser()
+    seen: set[str] = set()
+    if (folder / "splits.csv").is_file():
+        seen = {row["pixels"] for row in Run.open(folder).read_rows("splits.csv") if row["split"] != "test"}
+    tested = any(sample.split == "test" for sample in samples)
+    wanted = [i for i, sample in enumerate(samples) if sample.split == "test" or not tested]
+    new = [i for i in wanted if found.digests[i] not in seen]
+    if len(new) < len(wanted):
+        progress.say(f"left out: {len(wanted) - len(new)} images that this model was trained or chosen on")
+    if not new:
+        raise DataError(
+            "the model was trained or chosen on every one of these images",
+            where=found.source.name,
+            do="give other data, or --split all if figures on training images are what you want",
+        )
+    return new
 
 
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
@@ -241,8 +263,10 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     write_text(run.path / "command.txt", (command or f"regard.train({str(data)!r}, **{settings!r})") + "\n")
     run.write_json("environment.json", _environment(device))
     run.write_json("data.json", _describe(found, names, split_note, crossing))
-    run.write_rows("splits.csv", [{"name": s.key, "split": n, "label": source.classes[s.label]}
-                                  for s, n in zip(source.samples, names, strict=True)])  # fmt: skip
+    run.write_rows("splits.csv", [
+        {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d}
+        for s, n, d in zip(source.samples, names, found.digests, strict=True)
+    ])  # fmt: skip
 
     def keep(name: str, history: Any) -> None:
         run.write_rows("metrics.csv", history.rows)

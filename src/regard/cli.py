@@ -80,8 +80,8 @@ class Eval:
     """Run folder or checkpoint file."""
     data: Positional[str]
     """Data with labels."""
-    split: Literal["train", "val", "test"] | None = None
-    """Which split. Default: test if the data has one, else everything."""
+    split: Literal["train", "val", "test", "all"] | None = None
+    """Which images. Default: the test split if the data has one, else all that the run never trained on."""
     out: str | None = None
     """Write figures, per-class table and confusion matrix to this .json."""
     quiet: Quiet = False

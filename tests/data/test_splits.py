@@ -53,7 +53,7 @@ def test_given_splits_are_kept(tmp_path):
     names, note = split(found, seed=0)
     assert [n == "test" for n in names] == [s.split == "test" for s in found.source.samples]
     assert names.count("val") >= 2
-    assert "val is 15% of train" in note
+    assert "val is about 15% of train" in note
 
 
 def test_without_a_test_split_the_note_warns():

@@ -19,7 +19,7 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
         names = ["train"] * len(given)
         _cut(scan, names, "test", share, seed, need=3)
         _cut(scan, names, "val", share / (1 - share), seed, need=2)
-        return names, f"the data names no splits: test and val are {share:.0%} each, cut with seed {seed}"
+        return names, f"the data names no splits: test and val are about {share:.0%} each, cut with seed {seed}"
     names = [name or "train" for name in given]
     if "train" not in names:
         raise DataError("the data has no training split", where=scan.source.name, do="add one called train")
@@ -30,7 +30,7 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
         return names, f"train and val are the data's own{note}"
     _cut(scan, names, "val", share, seed, need=2)
     own = "train and test are" if "test" in names else "train is"
-    return names, f"{own} the data's own; val is {share:.0%} of train, cut with seed {seed}"
+    return names, f"{own} the data's own; val is about {share:.0%} of train, cut with seed {seed}"
 
 
 def _cut(scan: Scan, names: list[str], new: str, share: float, seed: int, need: int) -> None:

@@ -1,0 +1,62 @@
+"""Evaluation never counts an image the model has learnt from, and says what it left out."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import regard
+from regard.errors import DataError
+from tests.conftest import make_folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluate")
+    make_folder(folder / "data")
+    regard.train(
+        folder / "data", model="vit_nano", depth=1, size=16, epochs=3, explain=0, out=folder / "run", quiet=True
+    )
+    return folder
+
+
+def test_on_its_own_data_only_the_test_images_count(pictures, capsys):
+    result = regard.evaluate(pictures / "run", pictures / "data")
+    rows = (pictures / "run" / "splits.csv").read_text().splitlines()[1:]
+    tested = {row.split(",")[0] for row in rows if row.split(",")[1] == "test"}
+    assert set(result.keys) == tested
+    assert "left out" in capsys.readouterr().err
+
+
+def test_copies_of_training_images_are_known_by_their_pixels(pictures, tmp_path):
+    make_folder(tmp_path / "new", per_class=3, side=24)
+    trained = next(
+        r.split(",")[0] for r in (pictures / "run" / "splits.csv").read_text().splitlines() if ",train," in r
+    )
+    Image.open(pictures / "data" / trained).save(tmp_path / "new" / "red" / "copy.bmp")
+    result = regard.evaluate(pictures / "run", tmp_path / "new", quiet=True)
+    assert len(result.keys) == 6
+    assert "red/copy.bmp" not in result.keys
+    assert len(regard.evaluate(pictures / "run", tmp_path / "new", split="all", quiet=True).keys) == 7
+
+
+def test_nothing_but_training_images_is_an_error(pictures, tmp_path):
+    for row in (pictures / "run" / "splits.csv").read_text().splitlines()[1:]:
+        name, split, label, _ = row.split(",")
+        if split == "train":
+            (tmp_path / label).mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes((pictures / "data" / name).read_bytes())
+    with pytest.raises(DataError, match="trained or chosen on every one"):
+        regard.evaluate(pictures / "run", tmp_path, quiet=True)
+
+
+def test_classes_are_matched_by_name_not_by_number(pictures, tmp_path):
+    make_folder(tmp_path, per_class=2, classes=("red",), side=24)
+    result = regard.evaluate(pictures / "run", tmp_path, quiet=True)
+    assert result.classes == ("blue", "red")
+    assert set(result.labels) == {1}
+    assert np.array_equal(result.summary.confusion[0], [0, 0])
+
+
+def test_an_unknown_split_is_named(pictures):
+    with pytest.raises(DataError, match="no split 'val'"):
+        regard.evaluate(pictures / "run", pictures / "data", split="val", quiet=True)
