@@ -28,15 +28,15 @@ from regard.data import (
     statistics,
 )  # fmt: skip
 from regard.errors import DataError, RunError
-from regard.evaluation import Evaluation
+from regard.evaluation import Evaluation, quick_figures
 from regard.evaluation import evaluate as run_evaluation
-from regard.evaluation.classify import quick_figures
 from regard.explain import Explanation, explain
 from regard.explain.draw import draw
 from regard.networks import Network
-from regard.recipes.settle import settle
+from regard.recipes.settle import pick_device, settle
 from regard.report import write_report
 from regard.tasks import Classification, Prediction
+from regard.training import History
 from regard.training import train as run_training
 from regard.weights import Checkpoint, Run, load_checkpoint, save_checkpoint, write_text
 
@@ -71,9 +71,9 @@ def create(name: str, *, classes: int = 1000, weights: str | Path | None = None,
     return model
 
 
-def load(path: str | Path, device: str = "cpu") -> Predictor:
-    """A predictor from a run folder (its best weights) or from a checkpoint file."""
-    return Predictor(load_checkpoint(_checkpoint_path(path)), torch.device(device))
+def load(path: str | Path, device: str = "auto") -> Predictor:
+    """A predictor from a run folder (its best weights) or from a checkpoint file; on a GPU if there is one."""
+    return Predictor(load_checkpoint(_checkpoint_path(path)), torch.device(pick_device(device)))
 
 
 def _checkpoint_path(path: str | Path) -> Path:
@@ -235,10 +235,6 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     config, origins = settle(found, settings)
     names, split_note = split(found, config.split_seed, config.holdout)
     progress.say(f"splits: {split_note}")
-    crossing = found.crossing(names)
-    if crossing:
-        progress.say(f"warning: {len(crossing)} images stand in more than one split (data.json lists them)")
-
     source, device = found.source, torch.device(config.device)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
     torch.manual_seed(config.seed)
@@ -246,69 +242,82 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
         config.model,
         classes=len(source.classes),
         **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
-    )
-    size = model.config.size
-    images = Images(found, size, model.config.channels, crop=config.crop == "resized", seed=config.seed)
-    preparation = Preparation(size, images.channels, *statistics(images, parts["train"]))
-    plain = Images(found, size, images.channels)
-    task, workers = Classification(config.smoothing), config.workers or 0
-    loaders = {
-        "train": Loader(images, parts["train"], config.batch, shuffle=config.seed, workers=workers),
-        "val": Loader(plain, parts["val"], config.batch, workers=workers),
-    }
-    tested = "test" if parts["test"] else "val"
+    ).to(device)
+    model.checkpointing = config.checkpointing
+    size, channels = model.config.size, model.config.channels
+    images = Images(found, size, channels)
+    preparation = Preparation(size, channels, *statistics(images, parts["train"]))
 
     run = Run.create(Path(config.out or "runs/run"))
     run.write_config(str(data), config, origins)
     write_text(run.path / "command.txt", (command or f"regard.train({str(data)!r}, **{settings!r})") + "\n")
     run.write_json("environment.json", _environment(device))
-    run.write_json("data.json", _describe(found, names, split_note, crossing))
+    run.write_json("data.json", _describe(found, names, split_note, progress))
     run.write_rows("splits.csv", [
         {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d}
         for s, n, d in zip(source.samples, names, found.digests, strict=True)
     ])  # fmt: skip
-
-    def keep(name: str, history: Any) -> None:
-        run.write_rows("metrics.csv", history.rows)
-        about = Checkpoint(
-            config.model,
-            to_dict(model.config),
-            source.classes,
-            preparation,
-            history.rows[-1],
-            model.state_dict(),
-        )
-        save_checkpoint(run.checkpoint(name), about)
-
-    model.to(device)
-    model.checkpointing = config.checkpointing
     count = sum(p.numel() for p in model.parameters())
     progress.say(f"{config.model}: {count:,} parameters, input {size}, on {device}; run folder {run.path}")
-    augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
-    augmenter = Augmenter(augment, config.seed, preparation.mean, preparation.std, len(source.classes))
-    history = run_training(
-        model, task, loaders["train"], augmenter, config, device,
-        lambda m: quick_figures(m, task, loaders["val"], preparation, device), keep, progress,
-    )  # fmt: skip
+    history = _fit(run, model, images, parts, preparation, config, progress)
 
     predictor = load(run.path, config.device)
-    test_loader = loaders["val"] if tested == "val" else Loader(plain, parts["test"], config.batch, workers=workers)
-    with progress.bar(f"testing on {tested}", len(test_loader)) as tick:
-        result = run_evaluation(predictor.model, task, test_loader, preparation, source, source.classes, device, tick)
+    tested = "test" if parts["test"] else "val"
+    loader = Loader(images, parts[tested], config.batch, workers=config.workers or 0)
+    with progress.bar(f"testing on {tested}", len(loader)) as tick:
+        result = run_evaluation(
+            predictor.model, predictor.task, loader, preparation, source, source.classes, device, tick
+        )
     best = history.best or {}
     run.write_json("summary.json", {
         "split": tested, "parameters": count, "seconds": history.rows[-1]["seconds"],
         "best_epoch": best.get("epoch"), "val_accuracy": best.get("val_accuracy"), **result.to_json(),
     })  # fmt: skip
     run.write_rows("predictions.csv", result.predictions())
-    _explain_some(run, predictor, plain, result, config, progress)
+    _explain_some(run, predictor, images, result, config.explain, progress)
     write_report(run)
     progress.say(f"{tested} accuracy {result.figures['accuracy']}; report {run.path / 'report.html'}")
     return run
 
 
+def _fit(
+    run: Run,
+    model: Network,
+    images: Images,
+    parts: dict[str, list[int]],
+    preparation: Preparation,
+    config: RunConfig,
+    progress: Progress,
+) -> History:
+    """Train, keeping curves and checkpoints in the run folder as they come."""
+    task, device, workers = Classification(config.smoothing), torch.device(config.device), config.workers or 0
+    classes = images.source.classes
+    varied = Images(images.scan, images.size, images.channels, crop=config.crop == "resized", seed=config.seed)
+    augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
+    validation = Loader(images, parts["val"], config.batch, workers=workers)
+
+    def keep(name: str, history: History) -> None:
+        run.write_rows("metrics.csv", history.rows)
+        state = Checkpoint(
+            config.model, to_dict(model.config), classes, preparation, history.rows[-1], model.state_dict()
+        )
+        save_checkpoint(run.checkpoint(name), state)
+
+    return run_training(
+        model,
+        task,
+        Loader(varied, parts["train"], config.batch, shuffle=config.seed, workers=workers),
+        Augmenter(augment, config.seed, preparation.mean, preparation.std, len(classes)),
+        config,
+        device,
+        lambda current: quick_figures(current, task, validation, preparation, device),
+        keep,
+        progress,
+    )
+
+
 def _explain_some(
-    run: Run, predictor: Predictor, images: Images, result: Evaluation, config: RunConfig, progress: Progress
+    run: Run, predictor: Predictor, images: Images, result: Evaluation, count: int, progress: Progress
 ) -> None:
     """Explain a few tested images: the most confident mistakes first, then examples class by class."""
     confidence, right = result.probs.max(1), result.probs.argmax(1) == result.labels
@@ -316,7 +325,7 @@ def _explain_some(
     firsts: list[int] = []
     for c in range(len(result.classes)):
         firsts += [n for n in range(len(right)) if right[n] and result.labels[n] == c][:1]
-    chosen = (wrong[: config.explain // 2] + firsts)[: config.explain]
+    chosen = (wrong[: count // 2] + firsts)[:count]
     done: list[Explanation] = []
     with progress.bar("explaining", len(chosen)) as tick:
         for n in chosen:
@@ -341,8 +350,11 @@ def _environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _describe(found: Scan, names: list[str], split_note: str, crossing: list[list[int]]) -> dict[str, Any]:
+def _describe(found: Scan, names: list[str], split_note: str, progress: Progress) -> dict[str, Any]:
     """data.json: what the data is, to the last hash, and what is odd about it."""
+    crossing = found.crossing(names)
+    if crossing:
+        progress.say(f"warning: {len(crossing)} images stand in more than one split (data.json lists them)")
     source = found.source
     counts = {name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test") if name in names}
     for sample, name in zip(source.samples, names, strict=True):

@@ -62,7 +62,7 @@ def test_channels():
 
 def test_statistics_are_those_of_the_training_pixels(tmp_path):
     found = scan(open_source(make_folder(tmp_path / "x")))
-    images = Images(found, (20, 20), 3, crop=True)
+    images = Images(found, (20, 20), 3)
     mean, std = statistics(images, list(range(12)))
     pixels = torch.stack([found.cache[i] for i in range(12)]).float() / 255
     torch.testing.assert_close(torch.tensor(mean), pixels.mean((0, 2, 3)), atol=1e-5, rtol=0)

@@ -11,7 +11,7 @@ from torch import nn
 
 import regard
 from regard.errors import RunError
-from regard.training import Average, Stopped, make_optimizer
+from regard.training import Average, make_optimizer
 
 
 def final_weights(run, name="last"):
@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_was_learnt(picture_folder, tmp_path, monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(loop, "learning_rate", interrupted)
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         quick(picture_folder, tmp_path / "run", epochs=50)
     assert regard.load(tmp_path / "run").predict(picture_folder / "red" / "00.png").label in ("red", "blue")
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))

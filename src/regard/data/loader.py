@@ -81,13 +81,17 @@ class Images(Dataset[tuple[Tensor, int, int]]):
     """The samples of one split, by (epoch, sample number); `crop` cuts anew every epoch."""
 
     def __init__(self, scan: Scan, size: tuple[int, ...], channels: int, *, crop: bool = False, seed: int = 0):
-        self.source: Source = scan.source
-        self.cache = scan.cache
+        self.scan = scan
         self.size, self.channels, self.crop, self.seed = size, channels, crop, seed
+
+    @property
+    def source(self) -> Source:
+        return self.scan.source
 
     def __getitem__(self, at: tuple[int, int]) -> tuple[Tensor, int, int]:
         epoch, index = at
-        pixels = self.cache[index] if index in self.cache else self.source.read(index)[0]
+        cache = self.scan.cache
+        pixels = cache[index] if index in cache else self.source.read(index)[0]
         pixels = with_channels(pixels, self.channels)
         if self.crop:
             u = uniforms(self.seed, epoch, np.array([index]), 5, use=3)[0]
@@ -119,7 +123,7 @@ class Loader:
         self.images, self.order = images, _Order(np.array(index, dtype=np.int64), batch, shuffle)
         self.stacked: Batch | None = None
         self.loader: DataLoader[Any] | None = None
-        if images.cache and not images.crop:  # small enough to stay in memory, fitted once
+        if images.scan.cache and not images.crop:  # small enough to stay in memory, fitted once
             self.stacked = collate([images[0, i] for i in index]) if index else None
             self.row = {i: n for n, i in enumerate(index)}
         elif workers:
@@ -160,11 +164,9 @@ def collate(samples: list[tuple[Tensor, int, int]]) -> Batch:
 def statistics(images: Images, index: list[int], most: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over (up to `most` of) the given samples."""
     chosen = index[:: max(1, len(index) // most)][:most]
-    plain = Images.__new__(Images)
-    plain.__dict__ = images.__dict__ | {"crop": False}
     total, squares, count = torch.zeros(images.channels).double(), torch.zeros(images.channels).double(), 0
     for i in chosen:
-        x = to_float(plain[0, i][0]).double().flatten(1)
+        x = to_float(images[0, i][0]).double().flatten(1)
         total, squares, count = total + x.sum(1), squares + (x * x).sum(1), count + x.shape[1]
     mean = total / count
     std = (squares / count - mean**2).clamp_min(0).sqrt().clamp_min(1e-3)

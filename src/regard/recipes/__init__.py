@@ -10,6 +10,8 @@ def default() -> RunConfig:
     """Plain supervised training of a ViT, for pictures of 64 pixels and more.
 
     regard train DATA --model vit_s16
+
+    Cost and score depend on the data; from scratch, expect to need many thousands of images.
     """
     return RunConfig()
 
@@ -18,6 +20,8 @@ def small_images() -> RunConfig:
     """A small ViT from scratch on pictures of 16 to 64 pixels, such as CIFAR or MedMNIST.
 
     regard train DATA --recipe small_images
+
+    Cost and score depend on the data; not tuned yet on a public set.
     """
     return RunConfig(model="vit_nano", epochs=60, batch=128, lr=2e-3, mixup=0.2, drop_path=0.05)
 
@@ -26,6 +30,9 @@ def digits() -> RunConfig:
     """The embedded hand-written digits (1,797 of 8 × 8 pixels) on two CPU cores.
 
     regard train digits --recipe digits
+
+    90 seconds of training on two CPU cores; 98.6 % test accuracy for the worst of five seeds, 98.8 % on
+    average (benchmarks/results/digits.md).
     """
     return RunConfig(model="vit_nano", patch=2, epochs=120, batch=32, lr=2e-3, mixup=0.2, crop="shift", flip=False)
 

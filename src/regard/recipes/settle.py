@@ -59,9 +59,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         )
     one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
     size = sizes[0] if one_size else own
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if config.device != "auto":
-        device = config.device
+    device = pick_device(config.device)
     gpu = device == "cuda"
     in_memory = bool(scan.cache) and config.crop != "resized"
     crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
@@ -76,6 +74,17 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "workers": 0 if in_memory else min(8, max(0, (os.cpu_count() or 1) - 1)),
         "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
     }
+
+
+def pick_device(wish: str) -> str:
+    """The device asked for; for "auto", a GPU if there is one."""
+    import torch
+
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device here", do="use --device cpu")
+    if wish == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wish
 
 
 def _free_folder(wish: str) -> str:

@@ -19,10 +19,6 @@ from regard.tasks import Task
 from regard.training.optim import Average, learning_rate, make_optimizer
 
 
-class Stopped(Exception):
-    """The user stopped the run with Ctrl-C; what was learnt so far is saved."""
-
-
 @dataclass
 class History:
     """What happened: one row an epoch, and the best of them by validation."""
@@ -111,8 +107,9 @@ def train(
                 if average:
                     average.swap()
         except KeyboardInterrupt:
-            progress.say(f"stopped after {len(history.rows)} whole epochs")
-            raise Stopped from None
+            saved = "their weights are kept in checkpoints/last" if history.rows else "nothing was saved yet"
+            progress.say(f"stopped after {len(history.rows)} whole epochs; {saved}")
+            raise
     return history
 
 
