@@ -19,26 +19,12 @@ def test_painting_fills_exactly_the_boxes(size, cell):
     assert torch.equal(painted, expected)
 
 
-def test_smooth_painting_keeps_the_size_and_the_middle():
-    where = TokenMap((2, 2), (4, 4), (7, 8))
-    smooth = where.paint(torch.tensor([0.0, 1.0, 0.0, 1.0]), smooth=True)
-    assert smooth.shape == (7, 8)
-    assert (smooth.diff(dim=1) >= 0).all()
-
-
-def test_share_is_the_covered_part_of_each_box():
-    where = TokenMap((2, 2), (4, 4), (6, 8))
-    mask = torch.zeros(6, 8)
-    mask[2:6, 0:4] = 1
-    torch.testing.assert_close(where.share(mask), torch.tensor([0.5, 0.0, 1.0, 0.0]))
-
-
 def test_a_prefix_has_no_box():
     with pytest.raises(ConfigError, match="no place"):
         TokenMap((2, 2), (4, 4), (8, 8), ("class",)).box(0)
 
 
-@pytest.mark.parametrize("value", [0, (4, 4, 4), (4, -1), (4, 2.5)])
+@pytest.mark.parametrize("value", [0, (4, 4, 4), (4, -1), (4, 2.5), 4.0])
 def test_sizes_that_do_not_fit_are_refused(value):
     with pytest.raises(ConfigError, match="patch"):
         per_axis(value, 2, "patch")

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from regard.data import (
     Loader,
     Preparation,
     Scan,
+    checked,
     open_source,
     read_image,
     scan,
@@ -93,6 +95,10 @@ def _load_weights(model: nn.Module, checkpoint: Checkpoint, where: object) -> No
     model.load_state_dict(checkpoint.weights)
 
 
+Image = str | Path | Tensor | np.ndarray
+"""A path, or pixels (channels, *size): uint8, or floating point in 0..1."""
+
+
 class Predictor:
     """A trained model with its classes and preparation: images in, answers and reasons out."""
 
@@ -103,13 +109,18 @@ class Predictor:
         self.model.to(device).eval()
         self.task = Classification()
 
-    def predict(self, image: str | Path | Tensor) -> Prediction:
-        """The answer for one image: a path, or pixels (channels, *size) as uint8 or float in 0..1."""
+    def predict(self, image: Image) -> Prediction:
+        """The answer for one image: a path, or pixels (channels, *size), uint8 or floating point in 0..1."""
         return next(self.predict_many([image]))
 
     @torch.inference_mode()
-    def predict_many(self, images: Iterable[str | Path | Tensor], batch: int = 64) -> Iterator[Prediction]:
-        """Answers in the order of the images, computed `batch` at a time."""
+    def predict_many(
+        self, images: Iterable[Image], batch: int = 64, failed: list[DataError] | None = None
+    ) -> Iterator[Prediction]:
+        """Answers in the order of the images, computed `batch` at a time.
+
+        An image that cannot be read is an error; given a list `failed`, the error goes there and the rest goes on.
+        """
         waiting: list[tuple[str, Tensor]] = []
 
         def answer() -> Iterator[Prediction]:
@@ -120,16 +131,19 @@ class Predictor:
             waiting.clear()
 
         for image in images:
-            name, pixels = self._read(image)
-            waiting.append((name, self.preparation(pixels)))
+            try:
+                name, pixels = self._read(image)
+                waiting.append((name, self.preparation(pixels)))
+            except DataError as error:
+                if failed is None:
+                    raise
+                failed.append(error)
             if len(waiting) == batch:
                 yield from answer()
         if waiting:
             yield from answer()
 
-    def explain(
-        self, image: str | Path | Tensor, method: str = "rollout", target: str | None = None, **options: Any
-    ) -> Explanation:
+    def explain(self, image: Image, method: str = "rollout", target: str | None = None, **options: Any) -> Explanation:
         """Why: a map over the image and its scores. `target` is the class to explain, the predicted if not said."""
         name, pixels = self._read(image)
         picture = self.preparation.picture(pixels)
@@ -137,10 +151,15 @@ class Predictor:
         return explain(self.model, self.task, x, picture, name, self.classes, method=method, target=target, **options)
 
     @staticmethod
-    def _read(image: str | Path | Tensor) -> tuple[str, Tensor]:
-        if isinstance(image, Tensor):
-            return "tensor", image
-        return str(image), read_image(Path(image).expanduser())[0]
+    def _read(image: Image) -> tuple[str, Tensor]:
+        if isinstance(image, str | Path):
+            return str(image), read_image(Path(image).expanduser())[0]
+        pixels = torch.as_tensor(image).cpu()
+        if pixels.is_floating_point():
+            return "pixels", torch.from_numpy(checked(pixels.float().numpy(), "the given pixels"))
+        if pixels.dtype != torch.uint8:
+            raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
+        return "pixels", pixels
 
 
 def check(data: str | Path, quiet: bool = False) -> Scan:
@@ -151,6 +170,8 @@ def check(data: str | Path, quiet: bool = False) -> Scan:
 def _scan(data: str | Path, progress: Progress) -> Scan:
     source = open_source(data)
     progress.say(f"{data}: {source.kind} ({source.why}), {len(source.samples):,} images, {len(source.classes)} classes")
+    if source.ignored:
+        progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
     with progress.bar("reading", len(source.samples)) as tick:
         return scan(source, lambda done, total: tick(done))
 
@@ -196,10 +217,13 @@ def evaluate(
 
 def _unseen(found: Scan, run: str | Path, progress: Progress) -> list[int]:
     """The samples to test on: of the test split if there is one, and new to the run."""
-    samples, folder = found.source.samples, Path(run).expanduser()
+    samples, path = found.source.samples, Path(run).expanduser()
+    folder = path.parent.parent if path.is_file() else path
     seen: set[str] = set()
     if (folder / "splits.csv").is_file():
-        seen = {row["pixels"] for row in Run.open(folder).read_rows("splits.csv") if row["split"] != "test"}
+        seen = {row["pixels"] for row in Run(folder).read_rows("splits.csv") if row["split"] != "test"}
+    else:
+        progress.say("warning: without its run folder, images this model was trained on cannot be told and left out")
     tested = any(sample.split == "test" for sample in samples)
     wanted = [i for i, sample in enumerate(samples) if sample.split == "test" or not tested]
     new = [i for i in wanted if found.digests[i] not in seen]
@@ -353,8 +377,10 @@ def _environment(device: torch.device) -> dict[str, Any]:
 def _describe(found: Scan, names: list[str], split_note: str, progress: Progress) -> dict[str, Any]:
     """data.json: what the data is, to the last hash, and what is odd about it."""
     crossing = found.crossing(names)
-    if crossing:
-        progress.say(f"warning: {len(crossing)} images stand in more than one split (data.json lists them)")
+    parted = found.parted(names)
+    for count, what in ((len(crossing), "images stand"), (len(parted), "patients (groups) have images")):
+        if count:
+            progress.say(f"warning: {count} {what} in more than one split (data.json lists them)")
     source = found.source
     counts = {name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test") if name in names}
     for sample, name in zip(source.samples, names, strict=True):
@@ -376,5 +402,6 @@ def _describe(found: Scan, names: list[str], split_note: str, progress: Progress
         "ignored": list(source.ignored),
         "duplicates": keys(found.duplicates()),
         "leaks": keys(crossing),
+        "parted_groups": parted,
         "conflicting_labels": keys(found.conflicting()),
     }

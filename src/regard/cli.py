@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from regard.config import RunConfig
 from regard.console import columns
-from regard.errors import ConfigError, RegardError, did_you_mean
+from regard.errors import ConfigError, DataError, RegardError, did_you_mean
 
 Quiet = Annotated[bool, arg(help="Print results only.")]
 
@@ -87,14 +87,12 @@ class Eval:
     quiet: Quiet = False
 
     def run(self) -> None:
-        import json
-
         from regard import api
-        from regard.weights import write_text
+        from regard.weights import to_json, write_text
 
         result = api.evaluate(self.run_folder, self.data, split=self.split, quiet=self.quiet)
         if self.out:
-            write_text(Path(self.out), json.dumps(result.to_json(), indent=2) + "\n")
+            write_text(Path(self.out), to_json(result.to_json()))
         print(columns(("figure", "value", "95 % interval", "n"), [
             (name, f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}") for name, f in result.figures.items()
         ]))  # fmt: skip
@@ -126,15 +124,19 @@ class Predict:
     def run(self) -> None:
         from regard import api
         from regard.data import find_images
-        from regard.tasks import save_predictions
+        from regard.tasks import check_ending, save_predictions
 
-        predictor = api.load(self.run_folder)
-        answers = list(predictor.predict_many(find_images(self.inputs)))
+        if self.out:
+            check_ending(Path(self.out))
+        failed: list[DataError] = []
+        answers = list(api.load(self.run_folder).predict_many(find_images(self.inputs), failed=failed))
         if self.out:
             print(save_predictions(answers, Path(self.out)))
-            return
-        rows = [(a.name, *(f"{c} {p:.1%}" for c, p in list(a.probs.items())[: self.top])) for a in answers]
-        print(columns(("image", *(f"#{n + 1}" for n in range(len(rows[0]) - 1))), rows))
+        elif answers:
+            top = min(self.top, len(answers[0].probs))
+            rows = [(a.name, *(f"{c} {p:.1%}" for c, p in list(a.probs.items())[:top])) for a in answers]
+            print(columns(("image", *(f"#{n + 1}" for n in range(top))), rows))
+        _tell_failures(failed)
 
 
 @dataclass
@@ -161,22 +163,26 @@ class Explain:
     def run(self) -> None:
         from regard import api
         from regard.data import find_images
-        from regard.explain.draw import draw
+        from regard.explain.draw import check_ending, draw_pages
 
+        check_ending(Path(self.out))
         options: dict[str, Any] = {"layer": self.layer, "head": self.head}
         options = {name: value for name, value in options.items() if value is not None}
         if not self.identity:
             options["identity"] = False
-        predictor = api.load(self.run_folder)
-        made = [
-            predictor.explain(path, method=self.method, target=self.target, **options)
-            for path in find_images(self.inputs)
-        ]
-        print(draw(made, Path(self.out)))
+        predictor, made, failed = api.load(self.run_folder), [], []
+        for path in find_images(self.inputs):
+            try:
+                made.append(predictor.explain(path, method=self.method, target=self.target, **options))
+            except DataError as error:
+                failed.append(error)
+        for page in draw_pages(made, Path(self.out)):
+            print(page)
         print(columns(("image", "predicted", "deletion", "insertion", "random", "beats random"), [
             (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.deletion:.3f}",
              f"{e.scores.insertion:.3f}", f"{e.scores.random:.3f}", f"{e.scores.beaten:.0%}") for e in made
         ]))  # fmt: skip
+        _tell_failures(failed)
 
 
 @dataclass
@@ -247,12 +253,20 @@ def main() -> None:
 
 def _flags(cls: type) -> set[str]:
     """The fields of `cls` that the command line names, so that a flag can be told from a default."""
-    words = {word.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in sys.argv[2:]}
+    flags = (word for word in sys.argv[2:] if word.startswith("--"))
+    words = {flag.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
     return words & {f.name for f in fields(cls)}
 
 
 def _command() -> str:
     return shlex.join(["regard", *sys.argv[1:]])
+
+
+def _tell_failures(failed: list[DataError]) -> None:
+    """After the good ones are done: which could not be, as one error."""
+    if failed:
+        lines = "\n".join(f"    {error.where}: {error.what}" for error in failed)
+        raise DataError(f"{len(failed)} images could not be read; the others are done:\n{lines}")
 
 
 def _tell_run(run: Any) -> None:

@@ -103,6 +103,16 @@ class ViTConfig:
     drop_path: float = 0.0
     layer_scale: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("channels", "classes", "width", "depth", "heads", "mlp"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} makes no model", do=f"give {name} at least 1")
+        if self.registers < 0:
+            raise ConfigError(f"registers={self.registers} is negative")
+        for name in ("dropout", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range", do="give 0 up to, not including, 1")
+
 
 @dataclass(frozen=True)
 class Augment:

@@ -47,4 +47,5 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     )
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(options)}"
+    more = f" and {len(options) - 20} more" if len(options) > 20 else ""
+    return f"choose from {', '.join(options[:20])}{more}"

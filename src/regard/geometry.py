@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def per_axis(value: int | tuple[int, ...], dims: int, name: str) -> tuple[int, ...]:
     """One number per axis from an int (the same on every axis) or a tuple of exactly `dims` numbers."""
-    axes = (value,) * dims if isinstance(value, int) else tuple(value)
+    axes = (value,) * dims if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
     if len(axes) != dims or any(not isinstance(n, int) or n < 1 for n in axes):
         raise ConfigError(f"{name}={value} does not fit: {dims} positive numbers are needed, or one for all axes")
     return axes
@@ -65,33 +65,9 @@ class TokenMap:
             index.insert(0, at)
         return tuple((i * c, min((i + 1) * c, s)) for i, c, s in zip(index, self.cell, self.size, strict=True))
 
-    def paint(self, values: Tensor, smooth: bool = False) -> Tensor:
-        """Values of the placed tokens (..., places) as a map of the input's size (..., *size).
-
-        Each token fills its box; `smooth` interpolates linearly between the centres instead.
-        """
-        from torch.nn import functional as F
-
-        lead = values.shape[:-1]
-        field = values.reshape(-1, 1, *self.grid)
-        if smooth:
-            full = tuple(n * c for n, c in zip(self.grid, self.cell, strict=True))
-            mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(self.grid)]
-            field = F.interpolate(field, size=full, mode=mode, align_corners=False)
-        else:
-            for axis, c in enumerate(self.cell):
-                field = field.repeat_interleave(c, dim=2 + axis)
-        for axis, s in enumerate(self.size):
-            field = field.narrow(2 + axis, 0, s)
-        return field.reshape(*lead, *self.size)
-
-    def share(self, mask: Tensor) -> Tensor:
-        """The share of each placed token's box that a mask of the input's size covers: (places,)."""
-        from torch.nn import functional as F
-
-        field, inside = mask.float()[None, None], mask.new_ones(self.size).float()[None, None]
-        pad = [
-            n for g, c, s in reversed(list(zip(self.grid, self.cell, self.size, strict=True))) for n in (0, g * c - s)
-        ]
-        pool = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[len(self.grid)]
-        return (pool(F.pad(field, pad), self.cell) / pool(F.pad(inside, pad), self.cell)).flatten()
+    def paint(self, values: Tensor) -> Tensor:
+        """Values of the placed tokens (..., places) as a map of the input's size (..., *size), each in its box."""
+        field = values.reshape(*values.shape[:-1], *self.grid)
+        for axis, (cell, side) in enumerate(zip(self.cell, self.size, strict=True), start=values.ndim - 1):
+            field = field.repeat_interleave(cell, dim=axis).narrow(axis, 0, side)
+        return field

@@ -143,3 +143,13 @@ def test_text_with_an_image_name_is_no_image(tmp_path):
 def test_missing_file(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_image(tmp_path / "none.png")
+
+
+def test_what_is_no_picture_format_is_not_handed_to_an_interpreter(tmp_path, monkeypatch):
+    """Pillow starts Ghostscript on PostScript, whatever the file's name."""
+    import subprocess
+
+    monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: pytest.fail("a program was started"))
+    (tmp_path / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n")
+    with pytest.raises(DataError, match="not an image"):
+        read_image(tmp_path / "x.png")

@@ -1,5 +1,6 @@
 """Batches are the same whoever loads them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,3 +70,31 @@ def test_statistics_are_those_of_the_training_pixels(tmp_path):
     torch.testing.assert_close(torch.tensor(std), pixels.std((0, 2, 3)), atol=1e-3, rtol=0)
     prepared = torch.cat([Preparation((20, 20), 3, mean, std)(found.cache[i]) for i in range(12)])
     torch.testing.assert_close(prepared.mean((0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
+
+
+def test_a_thin_strip_is_not_blown_up_before_it_is_cut(monkeypatch):
+    largest, original = [], torch.nn.functional.interpolate
+
+    def watched(x, **options):
+        largest.append(max(x.numel(), 3 * options["size"][0] * options["size"][1]))
+        return original(x, **options)
+
+    monkeypatch.setattr("regard.data.loader.F.interpolate", watched)
+    assert fit(torch.rand(3, 1, 60_000), (224, 224)).shape == (3, 224, 224)
+    assert max(largest) <= 3 * 224 * 224
+
+
+def test_random_crops_have_the_aspect_of_the_input_not_of_the_picture():
+    from regard.data.loader import random_crop
+    from regard.data.random import uniforms
+
+    rows = torch.linspace(0, 1, 100)[None, :, None].expand(1, 100, 200)
+    columns = torch.linspace(0, 2, 200)[None, None, :].expand(1, 100, 200)
+    aspects = []
+    for u in uniforms(0, 0, np.arange(300), 5):
+        cut = random_crop(torch.cat([rows, columns]), (32, 32), u)
+        height, width = (cut[n].max() - cut[n].min() for n in (0, 1))
+        aspects.append((height / width).item())
+    assert 0.7 < np.median(aspects) < 1.2
+    assert np.quantile(aspects, 0.05) > 0.5
+    assert np.quantile(aspects, 0.95) < 1.5

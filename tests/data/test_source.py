@@ -98,7 +98,7 @@ def test_medmnist_arrays(tmp_path, shape, expected):
     [
         ({"train_images": np.full((8, 6, 6), np.nan, np.float32)}, "NaN"),
         ({"train_labels": np.zeros((8, 3), int)}, "not one whole number"),
-        ({"train_images": np.zeros((7, 6, 6), np.uint8)}, "7 entries"),
+        ({"train_images": np.zeros((7, 6, 6), np.uint8)}, "shape \\(7, 6, 6\\), but train_labels is for 8"),
         ({"train_images": np.array([{"code": 1}] * 8, dtype=object)}, "safely"),
     ],
 )
@@ -110,7 +110,7 @@ def test_arrays_that_are_wrong_are_refused(tmp_path, changes, words):
 
 def test_an_archive_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "x.npz", train_images=np.zeros((100, 100, 100), np.uint8))
-    monkeypatch.setattr("regard.data.source.MAX_ARRAY_BYTES", 1000)
+    monkeypatch.setattr("regard.data.arrays.MAX_BYTES", 1000)
     with pytest.raises(DataError, match="unpack to"):
         open_source(tmp_path / "x.npz")
 
@@ -169,3 +169,95 @@ def test_find_images_takes_files_folders_and_globs(picture_folder):
     assert len(find_images([one, str(picture_folder / "*" / "0*.png")])) == 20
     with pytest.raises(DataError, match="no image"):
         find_images([str(picture_folder / "*.gif")])
+
+
+def test_the_order_of_samples_does_not_depend_on_the_file_system(tmp_path):
+    for order in (("train", "val", "test"), ("test", "train", "val")):
+        for split in order:
+            make_folder(tmp_path / order[0] / split, per_class=2)
+    first, second = (scan(open_source(tmp_path / name)) for name in ("train", "test"))
+    assert first.fingerprint() == second.fingerprint()
+
+
+def test_folders_that_are_half_splits_are_refused(tmp_path):
+    for name in ("train", "test", "extra"):
+        make_folder(tmp_path / "a" / name, per_class=2)
+    with pytest.raises(DataError, match="beside test, train there is extra"):
+        open_source(tmp_path / "a")
+    for name in ("train", "val", "validation"):
+        make_folder(tmp_path / "b" / name, per_class=2)
+    with pytest.raises(DataError, match="val and validation are the same split"):
+        open_source(tmp_path / "b")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    make_folder(tmp_path, per_class=2, classes=("car", "train"))
+    assert open_source(tmp_path).classes == ("car", "train")
+
+
+def test_images_that_belong_to_no_class_are_reported(picture_folder):
+    (picture_folder / "red" / "00.png").rename(picture_folder / "loose.png")
+    (picture_folder / "red" / "more").symlink_to(picture_folder / "blue")
+    source = open_source(picture_folder)
+    assert source.ignored == ("loose.png",)
+    assert len(source.samples) == 23 + 12, "linked folders are followed"
+    (picture_folder / "t.csv").write_text("path,label\nred/01.png,a\nblue/01.png,b\n")
+    assert len(open_source(picture_folder).samples) == 2
+    assert "red/02.png" in open_source(picture_folder).ignored
+
+
+def test_a_table_about_something_else_is_not_taken_for_labels(picture_folder):
+    (picture_folder / "scores.csv").write_text("epoch,loss\n1,2\n")
+    assert open_source(picture_folder).kind == "folder"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("red/01.png,cat, black", "row 3: more fields than the header"),
+        (f"{'x' * 5000}.png,a", "row 3: no file"),
+        ('red/01.png,"' + "y" * 140_000 + '"', "not well formed"),
+    ],
+)
+def test_rows_that_cannot_be_right(picture_folder, row, words):
+    (picture_folder / "t.csv").write_text(f"path,label\nred/00.png,a\n{row}\n")
+    with pytest.raises(DataError, match=words):
+        open_source(picture_folder / "t.csv")
+
+
+def test_labels_with_line_breaks_and_odd_numerals(picture_folder):
+    labels = ['"a\nb"', "²", "--1", "10", "9"]
+    rows = [f"red/{n:02d}.png,{label}" for n, label in enumerate(labels)]
+    (picture_folder / "t.csv").write_text("path,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    assert open_source(picture_folder / "t.csv").classes == ("9", "10", "--1", "a\nb", "²")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"val_images": np.zeros((0, 6, 6), np.uint8), "val_labels": np.zeros((0, 1), int)}, None),
+        ({"train_labels": np.array(3)}, "not one whole number"),
+        ({"test_labels": None}, "only one is there"),
+    ],
+)
+def test_odd_archives(tmp_path, changes, words):
+    contents = {name: value for name, value in arrays(**changes).items() if value is not None}
+    np.savez(tmp_path / "x.npz", **contents)
+    if words is None:
+        assert open_source(tmp_path / "x.npz").counts().keys() == {"train", "test"}
+    else:
+        with pytest.raises(DataError, match=words):
+            open_source(tmp_path / "x.npz")
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    import os
+
+    (tmp_path / "a").mkdir()
+    try:
+        with open(os.fsencode(tmp_path / "a") + b"/caf\xe9.png", "wb"):
+            pass
+    except OSError:
+        pytest.skip("this file system takes only UTF-8 names")
+    with pytest.raises(DataError, match="not UTF-8"):
+        open_source(tmp_path)

@@ -53,7 +53,7 @@ def test_given_splits_are_kept(tmp_path):
     names, note = split(found, seed=0)
     assert [n == "test" for n in names] == [s.split == "test" for s in found.source.samples]
     assert names.count("val") >= 2
-    assert "val is about 15% of train" in note
+    assert "val (4 of 28 images) cut with seed 0" in note
 
 
 def test_without_a_test_split_the_note_warns():
@@ -69,3 +69,38 @@ def test_too_few_images_of_a_class_are_named():
 def test_without_training_data_there_is_nothing_to_do():
     with pytest.raises(DataError, match="no training split"):
         split(made([Sample(str(n), n % 2, "test") for n in range(10)]), 0)
+
+
+def test_patients_with_images_of_both_classes_can_be_split():
+    found = made([Sample(str(n), n % 2, group=f"patient {n // 4}") for n in range(80)])
+    names, _ = split(found, 0)
+    assert not found.parted(names)
+    for name in ("train", "val", "test"):
+        assert {s.label for s, n in zip(found.source.samples, names, strict=True) if n == name} == {0, 1}
+
+
+def test_patients_parted_by_the_data_itself_are_reported():
+    samples = [Sample(str(n), n % 2, "train" if n < 30 else "test", group=f"p{n % 20}") for n in range(40)]
+    assert made(samples).parted([s.split or "" for s in samples]) == [f"p{n}" for n in sorted(map(str, range(10, 20)))]
+
+
+def test_six_images_a_class_are_enough():
+    names, _ = split(made([Sample(str(n), n % 2) for n in range(12)]), 0)
+    assert (names.count("test"), names.count("val")) == (2, 2)
+
+
+def test_a_class_missing_from_training_is_named():
+    samples = [Sample(str(n), n % 2, "train" if n % 2 == 0 else "test") for n in range(40)]
+    with pytest.raises(DataError, match="classes without training images: b"):
+        split(made(samples), 0)
+
+
+def test_one_class_is_nothing_to_learn():
+    with pytest.raises(DataError, match="one class only"):
+        split(made([Sample(str(n), 0) for n in range(40)], classes=("a",)), 0)
+
+
+def test_the_split_is_quick_for_many_images_and_classes():
+    found = made([Sample(str(n), n % 200) for n in range(20_000)], classes=tuple(str(n) for n in range(200)))
+    names, _ = split(found, 0)
+    assert names.count("test") == names.count("val") == 3000

@@ -60,3 +60,34 @@ def test_classes_are_matched_by_name_not_by_number(pictures, tmp_path):
 def test_an_unknown_split_is_named(pictures):
     with pytest.raises(DataError, match="no split 'val'"):
         regard.evaluate(pictures / "run", pictures / "data", split="val", quiet=True)
+
+
+def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_path, capsys):
+    inside = pictures / "run" / "checkpoints" / "best.safetensors"
+    assert len(regard.evaluate(inside, pictures / "data").keys) < 24
+    (tmp_path / "alone.safetensors").write_bytes(inside.read_bytes())
+    assert len(regard.evaluate(tmp_path / "alone.safetensors", pictures / "data").keys) == 24
+    assert "cannot be told" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pixels", "words"),
+    [
+        (np.zeros((3, 16, 16), np.int64), "int64"),
+        (np.full((3, 16, 16), np.nan), "NaN"),
+        (np.full((3, 16, 16), 255.0), "0 to 1"),
+        (np.zeros((4, 16, 16), np.uint8), "4 channels"),
+    ],
+)
+def test_pixels_that_cannot_be_right_are_refused(pictures, pixels, words):
+    with pytest.raises(DataError, match=words):
+        regard.load(pictures / "run").predict(pixels)
+
+
+def test_arrays_tensors_and_files_give_the_same_answer(pictures):
+    file = pictures / "data" / "red" / "00.png"
+    pixels = np.asarray(Image.open(file)).transpose(2, 0, 1).copy()
+    predictor = regard.load(pictures / "run")
+    answers = [predictor.predict(image) for image in (file, str(file), pixels, pixels.astype(np.float64) / 255)]
+    for answer in answers[1:]:
+        assert answer.probs == pytest.approx(answers[0].probs, abs=1e-3)

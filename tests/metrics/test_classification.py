@@ -13,7 +13,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from regard.metrics import summarise, wilson
+from regard.metrics import auroc, summarise, wilson
 
 
 def predictions(classes: int, n: int = 300, seed: int = 0):
@@ -94,3 +94,47 @@ def test_a_class_that_does_not_occur_does_not_break_anything():
     assert np.isnan(summary.per_class["c"]["auroc"].value)
     assert np.isfinite(summary.figures["auroc"].value)
     assert np.isfinite(summary.figures["balanced_accuracy"].value)
+
+
+def test_perfect_predictions_are_not_certainty():
+    labels = np.arange(12) % 2
+    figures = summarise(np.eye(2)[labels] * 0.98 + 0.01, labels, ("a", "b")).figures
+    for name in ("accuracy", "balanced_accuracy", "auroc"):
+        assert figures[name].value == figures[name].high == 1
+        assert 0.4 < figures[name].low < 0.9, name
+
+
+def test_a_class_auroc_interval_covers():
+    """It holds the value, and covers the truth about as often as it says."""
+    score, positive = np.r_[np.zeros(51), np.ones(58)], np.r_[np.zeros(51), np.ones(58)] > 0
+    score[:11] = 2.0  # negatives above every positive: θ = 40/51
+    figure = auroc(score, positive)
+    assert figure.value == pytest.approx(40 / 51)
+    assert 0.66 < figure.low < figure.value < figure.high < 0.87
+    draw, inside = np.random.default_rng(0), 0
+    truth = 0.760250  # P(N(1, 1) > N(0, 1)) = Φ(1/√2)
+    for _ in range(200):
+        sample = auroc(np.r_[draw.normal(0, 1, 40), draw.normal(1, 1, 40)], np.arange(80) >= 40)
+        inside += sample.low <= truth <= sample.high
+    assert 182 <= inside <= 199
+
+
+def test_balanced_accuracy_intervals_cover():
+    draw, inside = np.random.default_rng(0), 0
+    recalls = np.array([0.95, 0.7, 0.85])
+    for _ in range(300):
+        labels = np.repeat(np.arange(3), (60, 20, 30))
+        hit = draw.random(110) < recalls[labels]
+        predicted = np.where(hit, labels, (labels + 1) % 3)
+        figure = summarise(np.eye(3)[predicted], labels, ("a", "b", "c")).figures["balanced_accuracy"]
+        inside += figure.low <= recalls.mean() <= figure.high
+    assert 273 <= inside <= 299
+
+
+def test_a_calibrated_model_is_not_found_guilty():
+    draw, covered = np.random.default_rng(0), 0
+    for _ in range(40):
+        p = draw.uniform(0.5, 1, 400)
+        labels = (draw.random(400) > p).astype(int)
+        covered += summarise(np.c_[p, 1 - p], labels, ("a", "b")).figures["calibration_error"].low < 0.01
+    assert covered >= 30

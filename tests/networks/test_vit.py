@@ -247,3 +247,11 @@ def test_a_misspelt_name_or_field_gets_a_suggestion():
         regard.create("vit_nano", widht=3)
     with pytest.raises(ConfigError, match="does not divide into"):
         regard.create("vit_nano", heads=5).eval()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"heads": 0}, {"depth": 0}, {"registers": -1}, {"dropout": 2.0}, {"drop_path": 1.0}, {"size": 224.0}]
+)
+def test_shapes_that_make_no_model_are_refused(fields):
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        regard.create("vit_nano", **fields)

@@ -285,3 +285,44 @@ def test_attention_weights_carry_gradients():
     attention_weights(q, q)[..., 0].sum().backward()
     assert q.grad is not None
     assert q.grad.abs().sum() > 0
+
+
+def test_captures_may_be_nested():
+    first, second, x = nano(), nano(), torch.randn(1, 3, 16, 16)
+    with capture(first) as outer, capture(second) as inner, capture(first) as again:
+        first(x)
+        second(x)
+    assert (len(outer), len(inner), len(again)) == (4, 4, 4)
+    assert torch.equal(outer.attention(1, 1), again.attention(1, 1))
+
+
+def test_captures_in_two_threads_leave_compilation_as_it_was():
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._stance.stance
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with capture(nano()):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with capture(nano()):
+        thread.start()
+        inside.wait(10)
+    assert eval_frame._stance.stance == "force_eager", "the other thread still captures"
+    leave.set()
+    thread.join()
+    assert eval_frame._stance.stance == before
+
+
+def test_an_error_inside_leaves_no_hooks_and_no_tape():
+    model = nano()
+    with pytest.raises(ZeroDivisionError), capture(model) as tape:  # noqa: PT012
+        model(torch.randn(1, 3, 16, 16))
+        raise ZeroDivisionError
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    model(torch.randn(5, 3, 16, 16))
+    assert tape.attention(0, 0).shape[0] == 1

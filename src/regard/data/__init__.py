@@ -1,10 +1,12 @@
 """From the user's files to batches of tensors: sources, a scan, splits, augmentation, loading."""
 
 from regard.data.augment import Augmenter, normalise, to_float
-from regard.data.images import SUFFIXES, read_image
+from regard.data.folders import find_images
+from regard.data.formats import open_source
+from regard.data.images import SUFFIXES, checked, read_image
 from regard.data.loader import Batch, Images, Loader, Preparation, fit, statistics, with_channels
 from regard.data.scanner import Scan, scan
-from regard.data.source import Sample, Source, find_images, open_source
+from regard.data.source import Sample, Source
 from regard.data.splits import split
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Sample",
     "Scan",
     "Source",
+    "checked",
     "find_images",
     "fit",
     "normalise",

@@ -5,6 +5,7 @@ float32 in 0..1 where the file holds more than 8 bits.
 """
 
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp",
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 256 * 2**20
 
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM")  # Pillow would run Ghostscript on an EPS
 _GREY = {"1", "L"}
 _DEEP = {"I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 _ALPHA = {"LA", "La", "PA", "RGBA", "RGBa"}
@@ -25,30 +27,37 @@ _ALPHA = {"LA", "La", "PA", "RGBA", "RGBa"}
 
 def read_image(path: Path) -> tuple[Tensor, str]:
     """The decoded image and the file's own mode (such as RGB, CMYK or I;16)."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import ImageOps, UnidentifiedImageError
 
+    Image = _pillow()
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise DataError(f"the file has {size:,} bytes; at most {MAX_BYTES:,} are read", where=path)
-        with warnings.catch_warnings():
-            # Pillow warns of large images and decodes them all the same; the cap below refuses them.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise DataError(
-                        f"the image claims {width} × {height} pixels; at most {MAX_PIXELS:,} are decoded",
-                        where=path,
-                        do="shrink it, or remove it if you did not expect it",
-                    )
-                image.load()
-                return _to_tensor(ImageOps.exif_transpose(image), path), image.mode
+        with Image.open(path, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise DataError(
+                    f"the image claims {width} × {height} pixels; at most {MAX_PIXELS:,} are decoded",
+                    where=path,
+                    do="shrink it, or remove it if you did not expect it",
+                )
+            image.load()
+            return _to_tensor(ImageOps.exif_transpose(image), path), image.mode
     except FileNotFoundError:
         raise DataError("there is no such file", where=path) from None
     except UnidentifiedImageError:
         raise DataError("this is not an image that can be read", where=path, do="remove or replace it") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, MemoryError) as error:
         raise DataError(f"the image is damaged: {error}", where=path, do="remove or replace it") from None
+
+
+@cache
+def _pillow() -> Any:
+    from PIL import Image
+
+    # Pillow warns of large images and decodes them all the same; our own cap refuses them instead.
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    return Image
 
 
 def _to_tensor(image: Any, path: Path) -> Tensor:

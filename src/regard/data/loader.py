@@ -41,24 +41,32 @@ def with_channels(pixels: Tensor, channels: int) -> Tensor:
 
 
 def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Scaled to cover `size` and cut at the centre, so nothing is stretched."""
+    """The largest centred part with the proportions of `size`, scaled to it: nothing is stretched."""
     old = tuple(pixels.shape[1:])
     if len(old) != len(size):
         raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
     scale = max(new / was for new, was in zip(size, old, strict=True))
-    pixels = _resize(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
-    for axis, new in enumerate(size, start=1):
-        pixels = pixels.narrow(axis, (pixels.shape[axis] - new) // 2, new)
-    return pixels
+    for axis, (new, was) in enumerate(zip(size, old, strict=True), start=1):
+        length = min(was, max(1, round(new / scale)))
+        pixels = pixels.narrow(axis, (was - length) // 2, length)
+    return _resize(pixels, size)
 
 
 def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
-    """Inception's crop: 25 to 100 % of the area at an aspect of 3/4 to 4/3, resized to `size`."""
-    old, dims = pixels.shape[1:], len(size)
+    """Inception's crop: 25 to 100 % of the area, 3/4 to 4/3 of the proportions of `size`, scaled to it.
+
+    A volume is cropped by the same share on every axis.
+    """
+    old = tuple(pixels.shape[1:])
     area, ratio = 0.25 + 0.75 * u[0], math.exp((2 * u[1] - 1) * math.log(4 / 3))
-    for axis, side in enumerate(old):
-        stretch = {0: math.sqrt(ratio), dims - 1: 1 / math.sqrt(ratio)}.get(axis, 1.0)
-        length = min(side, max(1, round(area ** (1 / dims) * stretch * side)))
+    if len(size) == 2:
+        ratio *= size[0] / size[1]
+        total = area * old[0] * old[1]
+        lengths = [math.sqrt(total * ratio), math.sqrt(total / ratio)]
+    else:
+        lengths = [side * area ** (1 / len(size)) for side in old]
+    for axis, (side, wish) in enumerate(zip(old, lengths, strict=True)):
+        length = min(side, max(1, round(wish)))
         pixels = pixels.narrow(1 + axis, int(u[2 + axis] * (side - length + 1)), length)
     return _resize(pixels, size)
 

@@ -44,6 +44,14 @@ class Scan:
         """Those duplicates that stand in more than one split: leaks from training into evaluation."""
         return [group for group in self.duplicates() if len({splits[i] for i in group}) > 1]
 
+    def parted(self, splits: list[str]) -> list[str]:
+        """Groups (patients) with images in more than one split: leaks too."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for sample, name in zip(self.source.samples, splits, strict=True):
+            if sample.group:
+                found[sample.group].add(name)
+        return sorted(group for group, names in found.items() if len(names) > 1)
+
     def conflicting(self) -> list[list[int]]:
         """Those duplicates that carry different labels."""
         labels = [sample.label for sample in self.source.samples]
@@ -59,18 +67,10 @@ class Scan:
     def describe(self) -> str:
         """The report of `regard check`, for people."""
         source, splits = self.source, [s.split or "all" for s in self.source.samples]
-        named = [name for name in ("train", "val", "test", "all") if name in splits]
-        rows = [
-            (
-                name,
-                *(
-                    sum(s.label == c and where == n for s, where in zip(source.samples, splits, strict=True))
-                    for n in named
-                ),
-            )
-            for c, name in enumerate(source.classes)
-        ]
-        total = ("total", *(splits.count(n) for n in named))
+        counts = source.counts()
+        named = [name for name in ("train", "val", "test", "all") if name in counts]
+        rows = [(name, *(counts[split][c] for split in named)) for c, name in enumerate(source.classes)]
+        total = ("total", *(counts[split].total() for split in named))
         parts = [columns(("class", *named), [*rows, total]), ""]
         parts.append("sizes: " + ", ".join(f"{'×'.join(map(str, s))} ({n})" for s, n in self.sizes.most_common(8)))
         parts.append("modes: " + ", ".join(f"{mode} ({n})" for mode, n in self.modes.most_common()))
@@ -81,7 +81,10 @@ class Scan:
         ):
             parts.append(f"{title}: {len(groups)}")
             parts += ["    " + " = ".join(source.samples[i].key for i in group) for group in groups[:10]]
-        parts.append(f"files that are no images, ignored: {len(source.ignored)}")
+        parted = self.parted(splits)
+        parts.append(f"patients or other groups across splits (leaks): {len(parted)}")
+        parts += [f"    {name}" for name in parted[:10]]
+        parts.append(f"files that are not part of the data: {len(source.ignored)}")
         parts += [f"    {name}" for name in source.ignored[:10]]
         parts.append(f"images that cannot be read: {len(self.unreadable)}")
         parts += [f"    {key}: {why}" for key, why in self.unreadable]
@@ -100,38 +103,39 @@ class Scan:
 
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
     """Read every sample once, in parallel; damage is listed, not raised."""
-    found, cached = Scan(source), 0
+    found, cached, total = Scan(source), 0, len(source.samples)
 
-    def look(index: int) -> tuple[Tensor, str, str] | DataError:
+    def look(index: int) -> tuple[tuple[int, ...], str, str, Tensor | None] | DataError:
         try:
             pixels, mode = source.read(index)
         except DataError as error:
             return error
         digest = hashlib.sha256(f"{tuple(pixels.shape)}{pixels.dtype}".encode())
         digest.update(pixels.contiguous().numpy().data)
-        return pixels, mode, digest.hexdigest()[:32]
+        small = max(pixels.shape[1:]) <= CACHE_SIDE
+        return tuple(pixels.shape), mode, digest.hexdigest()[:32], pixels if small else None
 
     with ThreadPoolExecutor() as pool:
-        for index, result in enumerate(_ordered(pool, look, len(source.samples))):
-            tick(index + 1, len(source.samples))
+        for index, result in enumerate(_ordered(pool, look, total)):
+            tick(index + 1, total)
             if isinstance(result, DataError):
                 found.unreadable.append((source.samples[index].key, result.what))
                 found.digests.append(None)
                 continue
-            pixels, mode, digest = result
-            found.sizes[tuple(pixels.shape[1:])] += 1
+            shape, mode, digest, pixels = result
+            found.sizes[shape[1:]] += 1
             found.modes[mode] += 1
-            found.channels = max(found.channels, len(pixels))
+            found.channels = max(found.channels, shape[0])
             found.digests.append(digest)
-            cached += pixels.nbytes
-            if max(pixels.shape[1:]) <= CACHE_SIDE and cached <= CACHE_BYTES:
+            if pixels is not None and cached <= CACHE_BYTES:
+                cached += pixels.nbytes
                 found.cache[index] = pixels
-    if len(found.cache) < len(source.samples) - len(found.unreadable):
+    if len(found.cache) < total - len(found.unreadable):
         found.cache.clear()
     return found
 
 
-def _ordered(pool: ThreadPoolExecutor, work: Callable[[int], Any], count: int, ahead: int = 256) -> Iterator[Any]:
+def _ordered(pool: ThreadPoolExecutor, work: Callable[[int], Any], count: int, ahead: int = 64) -> Iterator[Any]:
     """Results in order with only `ahead` of them in flight, so that a large data set does not fill memory."""
     waiting = deque(pool.submit(work, n) for n in range(min(ahead, count)))
     for n in range(count):

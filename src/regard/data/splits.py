@@ -1,9 +1,10 @@
 """Who trains, who chooses and who is only tested: splits that do not leak."""
 
-import warnings
+from collections import Counter
 
 import numpy as np
 
+from regard.data.random import uniforms
 from regard.data.scanner import Scan
 from regard.errors import DataError
 
@@ -15,62 +16,89 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
     in proportion, samples of one group (a patient) or with equal pixels never parted.
     """
     given = [sample.split for sample in scan.source.samples]
-    if not any(given):
-        names = ["train"] * len(given)
-        _cut(scan, names, "test", share, seed, need=3)
-        _cut(scan, names, "val", share / (1 - share), seed, need=2)
-        return names, f"the data names no splits: test and val are about {share:.0%} each, cut with seed {seed}"
     names = [name or "train" for name in given]
+    if len(scan.source.classes) < 2:
+        raise DataError("the data has one class only: there is nothing to tell apart", where=scan.source.name)
     if "train" not in names:
         raise DataError("the data has no training split", where=scan.source.name, do="add one called train")
-    if "val" in names:
-        note = (
-            "" if "test" in names else "; there is no test split, so figures are on val, which also chose the weights"
+    if not any(given):
+        _cut(scan, names, "test", share, seed, need=3)
+        _cut(scan, names, "val", share / (1 - share), seed, need=2)
+        note = "the data names no splits"
+    elif "val" not in names:
+        _cut(scan, names, "val", share, seed, need=2)
+        note = "train and test are the data's own" if "test" in names else "train is the data's own"
+    else:
+        note = "train and val are the data's own"
+    made = [name for name in ("val", "test") if name in names and name not in given]
+    if made:
+        cut = " and ".join(f"{name} ({names.count(name)} of {len(names)} images)" for name in made)
+        note += f"; {cut} cut with seed {seed}"
+    if "test" not in names:
+        note += "; there is no test split, so figures are on val, which also chose the weights"
+    lacking = set(range(len(scan.source.classes))) - {
+        s.label for s, name in zip(scan.source.samples, names, strict=True) if name == "train"
+    }
+    if lacking:
+        raise DataError(
+            f"classes without training images: {', '.join(scan.source.classes[n] for n in sorted(lacking))}",
+            where=scan.source.name,
+            do="add images of them to the training split, or remove them from the others",
         )
-        return names, f"train and val are the data's own{note}"
-    _cut(scan, names, "val", share, seed, need=2)
-    own = "train and test are" if "test" in names else "train is"
-    return names, f"{own} the data's own; val is about {share:.0%} of train, cut with seed {seed}"
+    return names, note
 
 
 def _cut(scan: Scan, names: list[str], new: str, share: float, seed: int, need: int) -> None:
-    """Move about `share` of the training samples to split `new`, in place; each class must have `need` to give."""
-    from sklearn.model_selection import StratifiedGroupKFold
+    """Move about `share` of each class's training samples to split `new`, in place.
 
+    What belongs together moves together. A class must have `need` independent members: at least one moves
+    and `need` - 1 stay.
+    """
     samples = scan.source.samples
-    pool = np.array([i for i, name in enumerate(names) if name == "train"])
-    labels = np.array([samples[i].label for i in pool])
-    # One owner per set of samples that must stay together: the same patient, or the same pixels.
-    owner = {i: i for i in pool.tolist()}
-
-    def root(i: int) -> int:
-        while owner[i] != i:
-            i = owner[i] = owner[owner[i]]
-        return i
-
-    together: dict[str, int] = {}
-    for i in pool.tolist():
-        group = samples[i].group
-        for tag in ([f"group {group}"] if group else []) + [f"pixels {scan.digests[i]}"]:
-            owner[root(i)] = root(together.setdefault(tag, i))
-    groups = np.array([root(i) for i in pool.tolist()])
-    for label in np.unique(labels):
-        owners = len(set(groups[labels == label]))
-        if owners < need:
+    pool = [i for i, name in enumerate(names) if name == "train"]
+    members: dict[int, list[int]] = {}
+    for i, owner in zip(pool, _owners(scan, pool), strict=True):
+        members.setdefault(owner, []).append(i)
+    total, containing = Counter(samples[i].label for i in pool), Counter[int]()
+    owners_of: dict[int, list[int]] = {label: [] for label in sorted(total)}
+    for owner, own in members.items():  # a patient with images of several classes counts for the rarest
+        labels = {samples[i].label for i in own}
+        containing.update(labels)
+        owners_of[min(labels, key=lambda c: (total[c], c))].append(owner)
+    for label, list_of_owners in owners_of.items():
+        if containing[label] < need:
             raise DataError(
-                f"class {scan.source.classes[label]!r} has {owners} independent image{'s' * (owners != 1)}: "
-                "too few to train, choose and test on",
+                f"class {scan.source.classes[label]!r} has {containing[label]} independent "
+                f"image{'s' * (containing[label] != 1)}: too few to train, choose and test on",
                 where=scan.source.name,
                 do="add images to it, remove the class, or give the splits yourself (train/val/test folders)",
             )
-    folds = min(max(2, round(1 / share)), len(set(groups)))
-    splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
-    with warnings.catch_warnings():  # classes smaller than the number of folds are dealt with below
-        warnings.simplefilter("ignore", UserWarning)
-        _, chosen = next(iter(splitter.split(pool, labels, groups)))
-    for label in set(labels) - set(labels[chosen]):  # its fold fell elsewhere: its smallest owner joins
-        own = set(groups[labels == label])
-        smallest = min(own, key=lambda g: (np.sum(groups == g), g))
-        chosen = np.union1d(chosen, np.flatnonzero(groups == smallest))
-    for i in pool[chosen].tolist():
-        names[i] = new
+        owners = np.array(list_of_owners, dtype=np.int64)
+        wanted, taken = share * sum(len(members[o]) for o in owners), 0
+        shuffled = owners[np.argsort(uniforms(seed, label, owners, 1, use=4)[:, 0], kind="stable")].tolist()
+        for position, owner in enumerate(shuffled):
+            enough = taken + len(members[owner]) / 2 > wanted or len(shuffled) - position < need
+            if position and enough:
+                break
+            taken += len(members[owner])
+            for i in members[owner]:
+                names[i] = new
+
+
+def _owners(scan: Scan, pool: list[int]) -> list[int]:
+    """For each sample, the first of those it must stay with: the same patient, or the same pixels."""
+    owner = {i: i for i in pool}
+
+    def root(i: int) -> int:
+        while owner[i] != i:
+            owner[i] = owner[owner[i]]
+            i = owner[i]
+        return i
+
+    first: dict[str, int] = {}
+    for i in pool:
+        group = scan.source.samples[i].group
+        for tag in ([f"group {group}"] if group else []) + [f"pixels {scan.digests[i]}"]:
+            a, b = sorted((root(i), root(first.setdefault(tag, i))))
+            owner[b] = a
+    return [root(i) for i in pool]

@@ -31,14 +31,15 @@ class Evaluation:
         return self.summary.figures
 
     def predictions(self) -> list[dict[str, Any]]:
-        """One row a sample: name, truth, prediction, and the probability of each class."""
+        """One row a sample: name, truth, prediction, and the probability of each class (up to 100 of them)."""
+        named = self.classes if len(self.classes) <= 100 else ()
         return [
             {
                 "name": key,
                 "label": self.classes[label],
                 "predicted": self.classes[int(row.argmax())],
                 "confidence": f"{row.max():.6f}",
-                **{f"p_{name}": f"{p:.6f}" for name, p in zip(self.classes, row, strict=True)},
+                **{f"p_{name}": f"{p:.6f}" for name, p in zip(named, row, strict=False)},
             }
             for key, label, row in zip(self.keys, self.labels, self.probs, strict=True)
         ]

@@ -9,18 +9,35 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from regard.drawing import canvas, style
+from regard.errors import ConfigError
+from regard.weights import write_aside
+
 if TYPE_CHECKING:
     from regard.explain.explanation import Explanation
 
 DPI = 130
+ROWS = 12
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_ending(path: Path) -> None:
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"pictures are not written as {path.suffix or 'nothing'}", do=f"end in {', '.join(ENDINGS)}")
+
+
+def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
+    """Draw any number of explanations: one file, or path-2, path-3, … where they fill several pages."""
+    pages = [explanations[n : n + ROWS] for n in range(0, len(explanations), ROWS)]
+    names = [path, *(path.with_stem(f"{path.stem}-{n}") for n in range(2, len(pages) + 1))]
+    return [draw(page, name) for page, name in zip(pages, names, strict=True)]
 
 
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
     """One row an explanation: input, input dimmed where the map is low (the paper's way), map."""
-    from matplotlib.figure import Figure
-
+    check_ending(path)
     rows = len(explanations)
-    figure = Figure(figsize=(8.2, 0.45 + 2.75 * rows), layout="constrained", facecolor="white")
+    figure = canvas(8.2, 0.45 + 2.75 * rows, background="white")
     axes = figure.subplots(rows, 3, squeeze=False)
     for (left, middle, right), item in zip(axes, explanations, strict=True):
         picture, values = _slice(item)
@@ -48,8 +65,8 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         for ax in (left, middle, right):
             ax.set_xticks([])
             ax.set_yticks([])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    with style():
+        write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
     return path
 
 

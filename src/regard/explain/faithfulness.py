@@ -24,9 +24,9 @@ class Faithfulness:
     insertion: float
     random: float
     random_spread: float
-    """Standard deviation over random maps."""
+    """Standard deviation of the gain over random maps."""
     beaten: float
-    """Share of random maps that are worse in both deletion and insertion."""
+    """Share of random maps with a smaller gain: about half for a map that knows nothing."""
     deletion_curve: tuple[float, ...]
     insertion_curve: tuple[float, ...]
 
@@ -55,7 +55,8 @@ def faithfulness(
     """
     draw = torch.Generator().manual_seed(seed)
     ranked = torch.argsort(values.cpu(), descending=True, stable=True)
-    orders = [ranked, ranked.flip(0)] + [torch.randperm(where.places, generator=draw) for _ in range(maps)]
+    orders = [ranked, *(torch.randperm(where.places, generator=draw) for _ in range(maps))]
+    orders = [kept for order in orders for kept in (order, order.flip(0))]
     points = torch.linspace(0, where.places, min(steps, where.places) + 1).round().long()
     keep = torch.zeros(len(orders), len(points), where.places)
     for row, order in enumerate(orders):
@@ -69,13 +70,14 @@ def faithfulness(
     spacing = (points[1:] - points[:-1]).float() / where.places
     areas = ((curves[:, 1:] + curves[:, :-1]) / 2 * spacing).sum(1)
     # Taking the best away first is keeping the worst first, read backwards: the areas are the same.
-    insertion, deletion, random = areas[0], areas[1], areas[2:]
+    insertion, deletion = areas[0::2], areas[1::2]
+    gain = insertion - deletion
     return Faithfulness(
-        deletion=float(deletion),
-        insertion=float(insertion),
-        random=float(random.mean()),
-        random_spread=float(random.std()),
-        beaten=float(((random < insertion) & (random > deletion)).float().mean()),
+        deletion=float(deletion[0]),
+        insertion=float(insertion[0]),
+        random=float(areas[2:].mean()),
+        random_spread=float(gain[1:].std()),
+        beaten=float((gain[1:] < gain[0]).float().mean()),
         deletion_curve=tuple(curves[1].flip(0).tolist()),
         insertion_curve=tuple(curves[0].tolist()),
     )

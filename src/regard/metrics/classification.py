@@ -1,11 +1,13 @@
 """Classification figures, each with a 95 % interval.
 
-Shares (accuracy, recall, precision) have Wilson's interval; the rest are bootstrapped over samples. Every
-bootstrapped figure is one function of sample weights: all ones for the value, the number of times each
-sample was drawn for a resample.
+Intervals hold near the edges too, where a bootstrap of perfect predictions would claim certainty: shares
+have Wilson's, balanced accuracy combines the classes' Wilson intervals, a class's AUROC has Newcombe's.
+Means are bootstrapped over samples; such a figure is one function of sample weights: all ones for the value,
+the number of times each sample was drawn for a resample.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,42 +68,91 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
     weights = np.vstack([np.ones(n), draws])
     own = np.clip(probs[np.arange(n), labels], 1e-12, 1.0)
     brier = ((probs - np.eye(len(classes))[labels]) ** 2).sum(1)
-    aurocs = np.stack([_one_against_rest(weights, probs[:, c], labels == c) for c in range(len(classes))])
-    figures = {
-        "accuracy": wilson(int(hit.sum()), n),
-        **({f"top{top}_accuracy": wilson(int(in_top.sum()), n)} if len(classes) > 5 else {}),
-        "balanced_accuracy": _bootstrapped(_balanced(weights, hit, labels, len(classes)), n),
-        "auroc": _bootstrapped(_mean_of_present(aurocs if len(classes) > 2 else aurocs[1:]), n),
-        "calibration_error": _bootstrapped(_calibration(weights, probs.max(1), hit), n),
-        "log_loss": _bootstrapped(weights @ -np.log(own) / n, n),
-        "brier": _bootstrapped(weights @ brier / n, n),
-    }
     per_class = {
         name: {
             "recall": wilson(int(confusion[c, c]), int(confusion[c].sum())),
             "precision": wilson(int(confusion[c, c]), int(confusion[:, c].sum())),
-            "auroc": _bootstrapped(aurocs[c], n),
+            "auroc": auroc(probs[:, c], labels == c),
         }
         for c, name in enumerate(classes)
+    }
+    figures = {
+        "accuracy": wilson(int(hit.sum()), n),
+        **({f"top{top}_accuracy": wilson(int(in_top.sum()), n)} if len(classes) > 5 else {}),
+        "balanced_accuracy": _mean_of_independent([row["recall"] for row in per_class.values()]),
+        "auroc": _macro_auroc([row["auroc"] for row in per_class.values()], weights, probs, labels),
+        "calibration_error": _calibration_figure(_calibration(weights, probs.max(1), hit), n),
+        "log_loss": _bootstrapped(weights @ -np.log(own) / n, n),
+        "brier": _bootstrapped(weights @ brier / n, n),
     }
     return Summary(figures, per_class, confusion, _reliability(probs.max(1), hit))
 
 
+def auroc(score: np.ndarray, positive: np.ndarray) -> Figure:
+    """P(score of a positive > score of a negative), ties counting half, with Newcombe's interval (2006, method 5).
+
+    The interval solves |value − θ| = 1.96 √V(θ) for θ, with the variance V of Hanley & McNeil.
+    """
+    ups, downs = int(positive.sum()), int((~positive).sum())
+    if not ups or not downs:
+        return Figure(math.nan, math.nan, math.nan, len(score))
+    value = float(_one_against_rest(np.ones((1, len(score))), score, positive)[0])
+    more = (ups + downs) / 2 - 1
+
+    def distance(t: float) -> float:
+        variance = t * (1 - t) / (ups * downs) * (1 + more * ((1 - t) / (2 - t) + t / (1 + t)))
+        return abs(value - t) - 1.959964 * math.sqrt(variance)
+
+    return Figure(value, _boundary(distance, value, 0.0), _boundary(distance, value, 1.0), len(score))
+
+
+def _boundary(distance: Callable[[float], float], inside: float, edge: float) -> float:
+    """Between `inside` the interval and `edge`, where the distance turns positive."""
+    if inside == edge or distance(edge) <= 0:
+        return edge
+    outside = edge
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if distance(middle) <= 0 else (inside, middle)
+    return (inside + outside) / 2
+
+
+def _macro_auroc(each: list[Figure], weights: np.ndarray, probs: np.ndarray, labels: np.ndarray) -> Figure:
+    """The mean over classes that occur (of two classes, the second says it all), bootstrapped where that can be.
+
+    Perfect predictions have no spread to resample, and very many classes take too long: there the interval is
+    the mean of the classes' own, which is too wide rather than too narrow.
+    """
+    present = [c for c, figure in enumerate(each) if not math.isnan(figure.value)][-1 if len(each) == 2 else 0 :]
+    if not present:
+        return Figure(math.nan, math.nan, math.nan, len(labels))
+    value, low, high = (float(np.mean([each[c][part] for c in present])) for part in range(3))
+    if low < value < 1 and weights.size * len(present) <= 1_000_000_000:
+        resampled = np.stack([_one_against_rest(weights, probs[:, c], labels == c) for c in present])
+        return _bootstrapped(_mean_of_present(resampled), len(labels))
+    return Figure(value, low, high, len(labels))
+
+
+def _mean_of_independent(each: list[Figure]) -> Figure:
+    """The mean of independent figures, with limits from theirs (MOVER; Zou & Donner, 2008)."""
+    each = [figure for figure in each if figure.n]
+    value = sum(figure.value for figure in each) / len(each)
+    below = math.sqrt(sum((figure.value - figure.low) ** 2 for figure in each)) / len(each)
+    above = math.sqrt(sum((figure.high - figure.value) ** 2 for figure in each)) / len(each)
+    return Figure(value, max(0.0, value - below), min(1.0, value + above), sum(figure.n for figure in each))
+
+
 def _bootstrapped(values: np.ndarray, n: int) -> Figure:
     """The first value with the percentile interval of the others."""
-    value, resampled = float(values[0]), values[1:][~np.isnan(values[1:])]
-    if math.isnan(value) or not len(resampled):
-        return Figure(value, math.nan, math.nan, n)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return Figure(value, float(low), float(high), n)
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return Figure(float(values[0]), float(low), float(high), n)
 
 
-def _balanced(weights: np.ndarray, hit: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """The mean of the classes' recalls, over classes that occur."""
-    member = np.eye(classes)[labels]
-    total, right = weights @ member, weights @ (member * hit[:, None])
-    with np.errstate(invalid="ignore"):
-        return _mean_of_present(np.where(total > 0, right / total, np.nan).T)
+def _calibration_figure(values: np.ndarray, n: int) -> Figure:
+    """As it is, with the basic bootstrap: binned errors are biased upwards, and resampling adds to that."""
+    value = float(values[0])
+    low, high = (2 * value - float(q) for q in np.quantile(values[1:], [0.975, 0.025]))
+    return Figure(value, min(max(low, 0.0), value), max(high, value), n)
 
 
 def _mean_of_present(each: np.ndarray) -> np.ndarray:
@@ -111,7 +162,7 @@ def _mean_of_present(each: np.ndarray) -> np.ndarray:
 
 
 def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """P(score of a positive > score of a negative), ties counting half."""
+    """AUROC of one class for each row of sample weights."""
     rank = np.argsort(score, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(score[rank]) > 0])
     up = np.add.reduceat((weights * positive)[:, rank], starts, axis=1)

@@ -7,10 +7,11 @@ E numbers per value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from regard.errors import ConfigError, RegardError
 
-_TAPE: ContextVar[Tape | None] = ContextVar("regard_tape", default=None)
+_TAPES: ContextVar[tuple[Tape, ...]] = ContextVar("regard_tapes", default=())
 
 
 def attend(
@@ -93,11 +94,12 @@ def _record(q: Tensor, k: Tensor, scale: float | None, mask: Tensor | None, bias
     # makes compiled models run eagerly instead.
     if torch.compiler.is_compiling():
         return
-    tape = _TAPE.get()
-    if tape is not None and tape._running:
-        # Cloned because q and k are usually views of one q-k-v projection whose values would stay alive.
-        kept = [None if t is None else t.detach() for t in (mask, bias)]
-        tape._calls.append(_Call(tape._name, q.detach().clone(), k.detach().clone(), scale, kept[0], kept[1], causal))
+    for tape in _TAPES.get():
+        if tape._running:
+            # Cloned because q and k are usually views of one q-k-v projection whose values would stay alive.
+            kept = [None if t is None else t.detach() for t in (mask, bias)]
+            copies = q.detach().clone(), k.detach().clone()
+            tape._calls.append(_Call(tape._name, *copies, scale, kept[0], kept[1], causal))
 
 
 class _Call(NamedTuple):
@@ -132,7 +134,7 @@ class Tape:
     @property
     def nbytes(self) -> int:
         """What the tape holds, in bytes."""
-        return sum(t.nbytes for call in self._calls for t in (call.q, call.k))
+        return sum(t.nbytes for call in self._calls for t in (call.q, call.k, call.mask, call.bias) if t is not None)
 
     def heads(self, layer: int) -> int:
         """How many heads a layer has."""
@@ -195,18 +197,21 @@ def capture(model: nn.Module) -> Iterator[Tape]:
     tape = Tape()
     root = getattr(model, "_orig_mod", model)
 
+    def mine() -> bool:  # hooks sit on the model, which other threads may be running too
+        return tape in _TAPES.get()
+
     def start(*_: object) -> None:
-        if _TAPE.get() is tape:
+        if mine():
             tape._calls.clear()
             tape._running = True
 
     def stop(*_: object) -> None:
-        if _TAPE.get() is tape:
+        if mine():
             tape._running = False
 
-    def name(label: str):
+    def name(label: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            if _TAPE.get() is tape:
+            if mine():
                 tape._name = label
 
         return hook
@@ -215,14 +220,36 @@ def capture(model: nn.Module) -> Iterator[Tape]:
     for label, module in root.named_modules():
         if isinstance(module, MultiHeadAttention):
             handles.append(module.register_forward_pre_hook(name(label)))
-    token = _TAPE.set(tape)
+            handles.append(module.register_forward_hook(name("")))
+    _TAPES.set((*_TAPES.get(), tape))
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with _eagerly():
             yield tape
     finally:
-        _TAPE.reset(token)
         for handle in handles:
             handle.remove()
+        _TAPES.set(tuple(other for other in _TAPES.get() if other is not tape))
+
+
+_EAGER_LOCK = Lock()
+_EAGER: list[Any] = []
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    """Compiled models run eagerly. The switch is the process's, so the first to come sets and the last resets it."""
+    with _EAGER_LOCK:
+        if not _EAGER:
+            _EAGER.append(torch.compiler.set_stance("force_eager"))
+            _EAGER[0].__enter__()
+        _EAGER.append(None)
+    try:
+        yield
+    finally:
+        with _EAGER_LOCK:
+            _EAGER.pop()
+            if len(_EAGER) == 1:
+                _EAGER.pop().__exit__(None, None, None)
 
 
 class MultiHeadAttention(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -61,8 +62,11 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
     size = sizes[0] if one_size else own
     device = pick_device(config.device)
     gpu = device == "cuda"
-    in_memory = bool(scan.cache) and config.crop != "resized"
     crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
+    in_memory = bool(scan.cache) and (config.crop or crop) != "resized"
+    # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
+    forks = multiprocessing.get_start_method() == "fork"
+    workers = min(8, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
     return {
         "size": size,
         "channels": scan.channels,
@@ -71,7 +75,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "device": device,
         "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
         "compile": gpu and not config.checkpointing,
-        "workers": 0 if in_memory else min(8, max(0, (os.cpu_count() or 1) - 1)),
+        "workers": 0 if in_memory else workers,
         "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
     }
 
@@ -80,10 +84,12 @@ def pick_device(wish: str) -> str:
     """The device asked for; for "auto", a GPU if there is one."""
     import torch
 
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device here", do="use --device cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wish == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if there["cuda"] else "cpu"
+    if not there.get(wish):
+        have = ", ".join(name for name, is_there in there.items() if is_there)
+        raise ConfigError(f"there is no device {wish!r} here", do=f"there is {have}")
     return wish
 
 
@@ -96,29 +102,24 @@ def _free_folder(wish: str) -> str:
     return path
 
 
+_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1} | dict.fromkeys(
+    ("lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers"), 0
+)
+_BELOW = {"smoothing": 1, "ema": 1, "warmup": 1, "zoom": 1, "holdout": 0.5, "seed": 2**31, "split_seed": 2**31}
+
+
 def _check(config: RunConfig) -> None:
     """Values of the right type that still make no sense."""
-    for name in ("epochs", "batch", "accumulate"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} is too small", do=f"give --{name} at least 1")
-    ranges = {"smoothing": 1, "ema": 1, "warmup": 1, "erase": 1.0001, "holdout": 0.5}
-    for name, most in ranges.items():
+    for name, least in _AT_LEAST.items():
+        if getattr(config, name) < least:
+            raise ConfigError(f"{name}={getattr(config, name)} is too small", do=f"give --{name} at least {least}")
+    for name, most in _BELOW.items():
         if not 0 <= getattr(config, name) < most:
-            raise ConfigError(f"{name}={getattr(config, name)} is out of range", do=f"give 0 up to {most:g}")
-    for name in (
-        "lr",
-        "weight_decay",
-        "clip",
-        "mixup",
-        "cutmix",
-        "rotate",
-        "zoom",
-        "seed",
-        "split_seed",
-        "explain",
-    ):
-        if getattr(config, name) < 0:
-            raise ConfigError(f"{name}={getattr(config, name)} is negative")
+            raise ConfigError(
+                f"{name}={getattr(config, name)} is out of range", do=f"give 0 up to, not including, {most}"
+            )
+    if not 0 <= config.erase <= 1:
+        raise ConfigError(f"erase={config.erase} is no share", do="give 0 to 1")
     if config.compile and config.checkpointing:
         raise ConfigError("compile and checkpointing do not go together", do="choose one of the two")
     if config.holdout == 0:

@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from regard.drawing import canvas, style
+
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe & Ito (2008)
 _INK = "#123457"  # stands for the page's text colour, whatever that is
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained", facecolor="none")
 
 
 def _dress(ax: Any, x: str, y: str) -> None:
@@ -31,7 +27,7 @@ def _svg(figure: Any) -> str:
     import matplotlib
 
     text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none", "font.family": "sans-serif"}):
+    with style(), matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     svg = text.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
@@ -39,7 +35,7 @@ def _svg(figure: Any) -> str:
 
 def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     """Loss and validation accuracy against epochs."""
-    figure = _figure(8.4, 3.0)
+    figure = canvas(8.4, 3.0, background="none")
     left, right = figure.subplots(1, 2)
     epochs = [int(row["epoch"]) for row in rows]
     left.plot(epochs, [float(row["train_loss"]) for row in rows], color=BLUE)
@@ -65,7 +61,7 @@ def confusion(counts: np.ndarray, classes: list[str]) -> str:
     """The confusion matrix, rows normalised, with counts written in while they can be read."""
     n = len(classes)
     side = min(9.0, 2.2 + 0.36 * n)
-    figure = _figure(side + 0.8, side)
+    figure = canvas(side + 0.8, side, background="none")
     ax = figure.subplots()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     painted = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
@@ -94,7 +90,7 @@ def confusion(counts: np.ndarray, classes: list[str]) -> str:
 
 def reliability(rows: np.ndarray) -> str:
     """Accuracy against confidence; on the diagonal a model means what it says."""
-    figure = _figure(3.9, 3.5)
+    figure = canvas(3.9, 3.5, background="none")
     ax = figure.subplots()
     ax.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
     size = 12 + 180 * rows[:, 2] / rows[:, 2].max()
@@ -109,10 +105,12 @@ def reliability(rows: np.ndarray) -> str:
 def recalls(per_class: dict[str, Any]) -> str:
     """Recall of each class with its interval."""
     names = list(per_class)
-    figure = _figure(4.6, max(2.0, 0.5 + 0.27 * len(names)))
+    figure = canvas(4.6, max(2.0, 0.5 + 0.27 * len(names)), background="none")
     ax = figure.subplots()
     for row, name in enumerate(names):
         recall = per_class[name]["recall"]
+        if recall["value"] is None:
+            continue
         ax.plot([100 * recall["low"], 100 * recall["high"]], [row, row], color=BLUE, linewidth=2, alpha=0.5)
         ax.plot([100 * recall["value"]], [row], "o", color=BLUE, markersize=5)
     ax.set_yticks(range(len(names)), [_short(name) for name in names])

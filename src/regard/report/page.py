@@ -117,6 +117,11 @@ def _warnings(about: Any, summary: Any) -> str:
             f"{len(about['leaks'])} images occur in more than one split: the figures may be too good. "
             "data.json lists them."
         )
+    if about["parted_groups"]:
+        lines.append(
+            f"{len(about['parted_groups'])} patients (groups) have images in more than one split: the figures may be "
+            "too good. data.json lists them."
+        )
     if about["conflicting_labels"]:
         lines.append(f"{len(about['conflicting_labels'])} images occur with different labels. data.json lists them.")
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in lines)
@@ -196,7 +201,9 @@ def _percent(value: float) -> str:
     return f"{100 * value:.2f}\N{NO-BREAK SPACE}%"
 
 
-def _value(name: str, value: float) -> str:
+def _value(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
     return _percent(value) if name in SHARES else f"{value:.4f}"
 
 
@@ -209,6 +216,8 @@ def _images(about: Any) -> int:
 
 
 def _interval(figure: dict[str, float]) -> str:
+    if figure["value"] is None:
+        return "–"
     return f"{figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
 
 

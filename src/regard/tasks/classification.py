@@ -56,11 +56,17 @@ class Prediction:
         return Prediction(name, classes[ranked[0]], {classes[c]: float(probabilities[c]) for c in ranked})
 
 
+def check_ending(path: Path) -> None:
+    if path.suffix not in (".csv", ".json"):
+        raise ConfigError(f"predictions are not written as {path.suffix or 'nothing'}", do="end --out in .csv or .json")
+
+
 def save_predictions(predictions: Sequence[Prediction], path: Path) -> Path:
     """Write predictions to a .csv or .json file, one row an image, a column or key a class."""
+    check_ending(path)
     if path.suffix == ".json":
         text = json.dumps([asdict(p) | {"confidence": p.confidence} for p in predictions], indent=2) + "\n"
-    elif path.suffix == ".csv":
+    else:
         classes = sorted(predictions[0].probs) if predictions else []
         lines = io.StringIO()
         writer = csv.writer(lines, lineterminator="\n")
@@ -68,8 +74,6 @@ def save_predictions(predictions: Sequence[Prediction], path: Path) -> Path:
         for p in predictions:
             writer.writerow([p.name, p.label, f"{p.confidence:.6f}", *(f"{p.probs[c]:.6f}" for c in classes)])
         text = lines.getvalue()
-    else:
-        raise ConfigError(f"predictions are not written as {path.suffix or 'nothing'}", do="end --out in .csv or .json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

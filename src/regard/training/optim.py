@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
@@ -38,7 +38,6 @@ class Average:
     def __init__(self, model: nn.Module, decay: float):
         self.decay, self.updates = decay, 0
         self.source = [t for t in model.state_dict().values() if t.is_floating_point()]
-        self.names = [n for n, t in model.state_dict().items() if t.is_floating_point()]
         self.shadow = [t.detach().clone() for t in self.source]
 
     @torch.no_grad()
@@ -46,9 +45,6 @@ class Average:
         self.updates += 1
         decay = min(self.decay, self.updates / (self.updates + 10))
         torch._foreach_lerp_(self.shadow, self.source, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.shadow, strict=True))
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -39,18 +39,16 @@ def write_aside(path: Path, write: Callable[[Path], None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(aside)
-        with aside.open("rb") as file:
+        with aside.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException as error:
         aside.unlink(missing_ok=True)
         if isinstance(error, (OSError, _safetensors_error())):
             kept = "; the earlier file is unharmed" if path.exists() else ""
-            raise RunError(
-                f"the file could not be written: {error}{kept}",
-                where=path,
-                do="make room on the disk and run again",
-            ) from None
+            denied = isinstance(error, PermissionError)
+            do = "choose a folder you may write to" if denied else "make room on the disk and run again"
+            raise RunError(f"the file could not be written: {error}{kept}", where=path, do=do) from None
         raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,19 @@ from regard.weights.checkpoint import write_aside
 
 def write_text(path: Path, text: str) -> None:
     write_aside(path, lambda aside: void(aside.write_text(text, encoding="utf-8")))
+
+
+def to_json(value: Any) -> str:
+    """JSON that any reader takes: what is not a number becomes null."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def void(_: object) -> None:
@@ -32,6 +46,7 @@ class Run:
     @staticmethod
     def create(path: Path) -> Run:
         """A new folder; an existing one that holds anything is never written over."""
+        path = path.expanduser()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -53,7 +68,7 @@ class Run:
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def write_json(self, name: str, value: Any) -> None:
-        write_text(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        write_text(self.path / name, to_json(value))
 
     def read_json(self, name: str) -> Any:
         return read_json(self.path / name)

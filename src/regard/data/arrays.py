@@ -1,0 +1,82 @@
+"""Archives of arrays (.npz) under MedMNIST's names: train_images and train_labels, val_…, test_…"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from regard.data.images import checked
+from regard.data.source import Pixels, Sample, Source
+from regard.errors import DataError
+
+MAX_BYTES = 8 * 2**30
+
+
+def arrays_source(path: Path) -> Source:
+    """Pictures or volumes with one whole number as label. Nothing in the archive can run."""
+    arrays = _read(path)
+    samples: list[tuple[str, int, str | None]] = []
+    pixels: list[np.ndarray] = []
+    for prefix in ("train_", "val_", "test_", ""):
+        images, labels = arrays.get(f"{prefix}images"), arrays.get(f"{prefix}labels")
+        if images is None and labels is None:
+            continue
+        if images is None or labels is None:
+            raise DataError(f"of {prefix}images and {prefix}labels only one is there", where=path)
+        if labels.ndim not in (1, 2) or labels.size != len(labels) or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(
+                f"{prefix}labels has shape {labels.shape} and type {labels.dtype}, not one whole number an image",
+                where=path,
+            )
+        if images.ndim not in (3, 4) or len(images) != len(labels):
+            raise DataError(
+                f"{prefix}images has shape {images.shape}, but {prefix}labels is for {len(labels)} pictures or volumes",
+                where=path,
+            )
+        pixels += list(_as_images(images, f"{path}: {prefix}images"))
+        for n, label in enumerate(labels.flatten().tolist()):
+            samples.append((f"{prefix or 'image_'}{n}".replace("_", "/"), label, prefix.rstrip("_") or None))
+    if not samples:
+        raise DataError(
+            "the archive holds no train_images and train_labels (nor images and labels)",
+            where=path,
+            do=f"name its arrays so; it has {', '.join(sorted(arrays)) or 'none of these'}",
+        )
+    values = sorted({label for _, label, _ in samples})
+    number = {value: n for n, value in enumerate(values)}
+    return Source(
+        name=path.stem,
+        kind="arrays",
+        why="an .npz with MedMNIST's array names",
+        classes=tuple(str(v) for v in values),
+        samples=tuple(Sample(key, number[label], split) for key, label, split in samples),
+        reader=Pixels(pixels),
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            total = sum(member.file_size for member in archive.infolist())
+        if total > MAX_BYTES:
+            raise DataError(f"the arrays unpack to {total:,} bytes; at most {MAX_BYTES:,} are read", where=path)
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files if name.endswith(("images", "labels"))}
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+        raise DataError(f"the archive cannot be read safely: {error}", where=path) from None
+
+
+def _as_images(block: np.ndarray, where: str) -> np.ndarray:
+    """(N, channels, *size) from (N, H, W), (N, H, W, 1 or 3) or (N, D, H, W), as uint8 or float in 0..1."""
+    block = np.moveaxis(block, -1, 1) if block.ndim == 4 and block.shape[-1] in (1, 3) else block[:, None]
+    if block.dtype == np.uint8:
+        return np.ascontiguousarray(block)
+    if block.dtype == np.uint16:
+        return block.astype(np.float32) / 65535.0
+    if np.issubdtype(block.dtype, np.floating):
+        return checked(np.ascontiguousarray(block, dtype=np.float32), where)
+    raise DataError(
+        f"pixels of type {block.dtype} are not understood", where=where, do="store uint8, uint16 or float 0..1"
+    )

@@ -1,0 +1,114 @@
+"""Tables of images: a CSV or TSV with a path and a label in each row, perhaps a split and a patient."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from pathlib import Path
+
+from regard.data.folders import list_files, not_used
+from regard.data.source import SPLITS, Files, Sample, Source
+from regard.errors import DataError, did_you_mean
+
+COLUMNS = {
+    "path": ("path", "image", "file", "filename", "filepath"),
+    "label": ("label", "class", "target", "diagnosis"),
+    "split": ("split", "fold", "set"),
+    "group": ("group", "patient", "patient_id", "subject", "subject_id"),
+}
+SHOWN = 5
+
+
+def has_columns(path: Path) -> bool:
+    """Whether a table names images and labels, or is about something else."""
+    try:
+        columns, _ = _read(path)
+    except DataError:
+        return False
+    return "path" in columns and "label" in columns
+
+
+def table_source(path: Path, why: str) -> Source:
+    """Paths are relative to the table. Every fault is named by its row."""
+    columns, rows = _read(path)
+    for role in ("path", "label"):
+        if role not in columns:
+            raise DataError(
+                f"the table has no column for the {role}",
+                where=path,
+                do=f"call a column one of {', '.join(COLUMNS[role])}; it has {', '.join(columns.values()) or 'others'}",
+            )
+    if not rows:
+        raise DataError("the table has no rows", where=path)
+    problems = []
+    for number, row in rows:
+        file = row["path"]
+        if not row["label"]:
+            problems.append(f"row {number}: no label")
+        if not file or not _is_file(path.parent / file):
+            problems.append(f"row {number}: no file {file[:80]!r}")
+        if row["split"] and row["split"].lower() not in SPLITS:
+            problems.append(f"row {number}: split {row['split']!r} is unknown, {did_you_mean(row['split'], SPLITS)}")
+        if row["extra"]:
+            problems.append(f"row {number}: more fields than the header has (quote texts that hold a comma)")
+    _refuse(problems, path)
+    twice = [file for file, count in Counter(row["path"] for _, row in rows).items() if count > 1]
+    _refuse([f"{file!r} is listed more than once" for file in twice], path)
+    partly = sum(not row["split"] for _, row in rows)
+    if 0 < partly < len(rows):
+        raise DataError(f"{partly} of {len(rows)} rows have no split", where=path, do="fill the column or remove it")
+    classes = sorted({row["label"] for _, row in rows}, key=_natural)
+    samples = [
+        Sample(row["path"], classes.index(row["label"]), SPLITS.get(row["split"].lower()), row["group"] or None)
+        for _, row in rows
+    ]
+    paths = [path.parent / row["path"] for _, row in rows]
+    ignored = not_used(path.parent, paths, list_files(path.parent)[0])
+    return Source(path.stem, "table", why, tuple(classes), tuple(samples), Files(paths), ignored)
+
+
+def _read(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]:
+    """Which of our columns the table has, under its names, and its rows in our names with their line numbers."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the table is not UTF-8: {error}", where=path, do="save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"the table cannot be read: {error}", where=path) from None
+    delimiter = "\t" if path.suffix.lower() == ".tsv" or "\t" in text.partition("\n")[0] else ","
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey="", restval="")
+    try:
+        header = list(reader.fieldnames or [])
+        columns: dict[str, str] = {}
+        for role, names in COLUMNS.items():
+            for raw in header:
+                if raw.strip().lower() in names:
+                    columns.setdefault(role, raw)
+        rows = []
+        for row in reader:
+            values = {role: row[columns[role]].strip() if role in columns else "" for role in COLUMNS}
+            rows.append((reader.line_num, values | {"extra": "yes" if row.get("") else ""}))
+    except csv.Error as error:
+        raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
+    return columns, rows
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _refuse(problems: list[str], path: Path) -> None:
+    if problems:
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise DataError("; ".join(problems[:SHOWN]) + more, where=path, do="correct or delete these rows")
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    """Numbers in the order of numbers, before names."""
+    number = re.fullmatch(r"-?[0-9]{1,18}", name)
+    return number is None, int(name) if number else 0, name

@@ -1,0 +1,35 @@
+"""How all figures are drawn: text as it is, in fonts that have its letters, without a display."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+# After the default: fonts with Korean, Chinese and Japanese letters, on Linux, Windows and macOS.
+_FONTS = ("DejaVu Sans", "Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Malgun Gothic", "Apple SD Gothic Neo")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Names are drawn as they are: a $ is a dollar, not mathematics."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False, "font.family": _fonts()}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def canvas(width: float, height: float, background: str) -> Any:
+    """An empty figure, its size in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor=background)
+
+
+@cache
+def _fonts() -> list[str]:
+    from matplotlib import font_manager
+
+    there = set(font_manager.get_font_names())
+    return [name for name in _FONTS if name in there] or ["sans-serif"]

@@ -1,0 +1,169 @@
+"""The command line in one process: what it prints, what it writes, what it leaves when something is wrong."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.cli import main
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run one command; returns (exit code, stdout, stderr)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_path):
+    code, out, _ = cli("predict", run_folder, digit_files, "--out", tmp_path / "a.csv")
+    assert code == 0
+    assert out.strip() == str(tmp_path / "a.csv")
+    assert cli("predict", run_folder, digit_files / "*.png", "--out", tmp_path / "a.json")[0] == 0
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    records = json.loads((tmp_path / "a.json").read_text())
+    assert [r["label"] for r in rows] == [r["label"] for r in records]
+    assert len(rows) == 5
+    for row, record in zip(rows, records, strict=True):
+        assert sum(float(row[f"p_{n}"]) for n in range(10)) == pytest.approx(1, abs=1e-4)
+        assert float(row["p_7"]) == pytest.approx(record["probs"]["7"], abs=1e-6)
+    code, out, _ = cli("predict", run_folder, digit_files, "--top", "2")
+    assert len(out.splitlines()) == 6
+    assert "#2" in out
+    assert "#3" not in out
+
+
+def test_one_damaged_file_does_not_lose_the_others(cli, run_folder, digit_files, tmp_path):
+    (tmp_path / "in").mkdir()
+    for file in digit_files.iterdir():
+        (tmp_path / "in" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "in" / "2.png").write_bytes(b"broken")
+    code, _, err = cli("predict", run_folder, tmp_path / "in", "--out", tmp_path / "a.csv")
+    assert code == 2
+    assert "1 images could not be read; the others are done" in err
+    assert "2.png" in err
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 5
+    code, out, err = cli("explain", run_folder, tmp_path / "in", "--out", tmp_path / "why.png")
+    assert code == 2
+    assert len(out.splitlines()) == 6
+    assert (tmp_path / "why.png").stat().st_size > 5000
+
+
+def test_a_wrong_ending_is_refused_before_any_work(cli, run_folder, digit_files, tmp_path, monkeypatch):
+    monkeypatch.setattr(regard.Predictor, "predict_many", lambda *a, **k: pytest.fail("it worked first"))
+    monkeypatch.setattr(regard.Predictor, "explain", lambda *a, **k: pytest.fail("it worked first"))
+    for command in ("predict", "explain"):
+        code, _, err = cli(command, run_folder, digit_files, "--out", tmp_path / "x.xyz")
+        assert code == 2
+        assert "not written as .xyz" in err
+
+
+def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.explain.draw.ROWS", 2)
+    code, out, _ = cli(
+        "explain", run_folder, digit_files, "--out", tmp_path / "why.svg", "--method", "attention", "--head", 1
+    )
+    assert code == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["why-2.svg", "why-3.svg", "why.svg"]
+    assert "beats random" in out
+
+
+def test_eval_prints_and_writes_figures_with_intervals(cli, run_folder, tmp_path):
+    code, out, _ = cli("eval", run_folder, "digits", "--out", tmp_path / "figures.json", "--quiet")
+    assert code == 0
+    for word in ("accuracy", "top5_accuracy", "auroc", "calibration_error", "recall", "confusion"):
+        assert word in out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["figures"]["accuracy"]["n"] == 355
+    assert len(figures["confusion"]) == 10
+
+
+def test_a_value_that_is_called_like_a_flag_is_no_flag(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli("train", "digits", "--epochs=1", "--depth", 1, "--explain", 0, "--out", "batch", "--quiet")[0] == 0
+    config = json.loads((tmp_path / "batch" / "config.json").read_text())
+    assert config["batch"] == {"value": 32, "origin": "recipe"}
+    assert config["depth"]["origin"] == config["epochs"]["origin"] == "flag"
+    assert (tmp_path / "batch" / "command.txt").read_text().startswith("regard train digits --epochs=1")
+
+
+def test_a_home_folder_is_understood(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli("train", "digits", "--epochs", 1, "--depth", 1, "--explain", 0, "--out=~/x", "--quiet")[0] == 0
+    assert (tmp_path / "x" / "report.html").is_file()
+
+
+def test_names_with_dollars_and_html_are_only_names(cli, tmp_path):
+    from tests.conftest import make_folder
+
+    names = (r"$\frac$", "<script>alert(1)</script>".replace("/", "|"), "a,b\"c'd", "고양이")
+    make_folder(tmp_path / "data", per_class=8, classes=names)
+    (tmp_path / "data" / names[0] / "00.png").rename(tmp_path / "data" / names[0] / "$x^$.png")
+    train = ("train", tmp_path / "data", "--model", "vit_nano", "--depth", 1, "--epochs", 1, "--out", tmp_path / "run")
+    assert cli(*train, "--quiet")[0] == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<script>" not in page
+    assert "고양이" in page
+    rows = list(csv.DictReader((tmp_path / "run" / "splits.csv").open(encoding="utf-8")))
+    assert {row["label"] for row in rows} == set(names)
+    explained = cli("explain", tmp_path / "run", tmp_path / "data" / names[0], "--out", tmp_path / "why.png")
+    assert explained[0] == 0
+
+
+def test_the_report_can_be_drawn_again_from_the_folder(cli, run_folder, tmp_path):
+    import shutil
+
+    shutil.copytree(run_folder, tmp_path / "run")
+    before = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    for name in ("report.html", "model_card.md", "figures/confusion.svg"):
+        (tmp_path / "run" / name).unlink()
+    assert cli("report", tmp_path / "run")[0] == 0
+    assert (tmp_path / "run" / "report.html").read_text(encoding="utf-8") == before
+
+
+def test_the_report_needs_nothing_from_outside(run_folder):
+    import re
+
+    page = (run_folder / "report.html").read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page.replace('xlink:href="#', 'xlink:href="#'))
+    assert "@import" not in page
+    assert page.count("<svg") >= 4
+    assert page.count("data:image/png;base64,") == 2
+
+
+def test_check_of_good_data(cli, picture_folder):
+    code, out, err = cli("check", picture_folder)
+    assert code == 0
+    assert "one folder a class" in err
+    assert "20×20 (24)" in out
+    assert "RGB (24)" in out
+
+
+def test_version_and_help(cli):
+    assert cli("--version")[1].strip() == regard.__version__
+    assert "train" in cli()[1]
+    assert cli("train", "--help")[1].count("--") > 40
+
+
+def test_ctrl_c_is_no_traceback(cli, monkeypatch):
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.api.train", stopped)
+    code, _, err = cli("train", "digits", "--out", "nowhere")
+    assert code == 130
+    assert err.strip() == "stopped"
+    assert not Path("nowhere").exists()
