@@ -73,9 +73,8 @@ def test_a_wrong_ending_is_refused_before_any_work(cli, run_folder, digit_files,
 
 def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.explain.draw.ROWS", 2)
-    code, out, _ = cli(
-        "explain", run_folder, digit_files, "--out", tmp_path / "why.svg", "--method", "attention", "--head", 1
-    )
+    flags = ("--out", tmp_path / "why.svg", "--method", "attention", "--head", 1)
+    code, out, _ = cli("explain", run_folder, digit_files, *flags)
     assert code == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["why-2.svg", "why-3.svg", "why.svg"]
     assert "beats random" in out
@@ -141,7 +140,7 @@ def test_the_report_needs_nothing_from_outside(run_folder):
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page.replace('xlink:href="#', 'xlink:href="#'))
     assert "@import" not in page
     assert page.count("<svg") >= 4
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("<img") == 2
 
 
 def test_check_of_good_data(cli, picture_folder):

@@ -12,7 +12,7 @@ _FONTS = ("DejaVu Sans", "Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Mal
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Names are drawn as they are: a $ is a dollar, not mathematics."""
+    """Around (or decorating) what draws: names appear as they are, and a $ is a dollar, not mathematics."""
     import matplotlib
 
     with matplotlib.rc_context({"text.parse_math": False, "font.family": _fonts()}), warnings.catch_warnings():

@@ -33,6 +33,7 @@ def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
     return [draw(page, name) for page, name in zip(pages, names, strict=True)]
 
 
+@style()
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
     """One row an explanation: input, input dimmed where the map is low (the paper's way), map."""
     check_ending(path)
@@ -65,8 +66,7 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         for ax in (left, middle, right):
             ax.set_xticks([])
             ax.set_yticks([])
-    with style():
-        write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
+    write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
     return path
 
 

@@ -27,12 +27,13 @@ def _svg(figure: Any) -> str:
     import matplotlib
 
     text = io.StringIO()
-    with style(), matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     svg = text.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
 
 
+@style()
 def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     """Loss and validation accuracy against epochs."""
     figure = canvas(8.4, 3.0, background="none")
@@ -57,6 +58,7 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     return _svg(figure)
 
 
+@style()
 def confusion(counts: np.ndarray, classes: list[str]) -> str:
     """The confusion matrix, rows normalised, with counts written in while they can be read."""
     n = len(classes)
@@ -88,6 +90,7 @@ def confusion(counts: np.ndarray, classes: list[str]) -> str:
     return _svg(figure)
 
 
+@style()
 def reliability(rows: np.ndarray) -> str:
     """Accuracy against confidence; on the diagonal a model means what it says."""
     figure = canvas(3.9, 3.5, background="none")
@@ -102,6 +105,7 @@ def reliability(rows: np.ndarray) -> str:
     return _svg(figure)
 
 
+@style()
 def recalls(per_class: dict[str, Any]) -> str:
     """Recall of each class with its interval."""
     names = list(per_class)
