@@ -23,7 +23,16 @@ def same(a, b) -> bool:
 
 
 def quick(data, out, **settings):
-    base = {"model": "vit_nano", "depth": 2, "epochs": 2, "batch": 8, "explain": 0, "quiet": True, "size": 16}
+    base = {
+        "model": "vit_nano",
+        "depth": 2,
+        "epochs": 2,
+        "batch": 8,
+        "explain": 0,
+        "quiet": True,
+        "size": 16,
+        "device": "cpu",
+    }
     return regard.train(data, out=str(out), **base | settings)
 
 

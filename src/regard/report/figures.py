@@ -41,10 +41,8 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     epochs = [int(row["epoch"]) for row in rows]
     left.plot(epochs, [float(row["train_loss"]) for row in rows], color=BLUE)
     left.plot(epochs, [float(row["val_loss"]) for row in rows], color=ORANGE)
-    left.annotate("train (augmented, smoothed)", (epochs[-1], float(rows[-1]["train_loss"])), (-4, 5),
-                  textcoords="offset points", ha="right", color=BLUE, fontsize=8)  # fmt: skip
-    left.annotate("validation", (epochs[-1], float(rows[-1]["val_loss"])), (-4, 5),
-                  textcoords="offset points", ha="right", color=ORANGE, fontsize=8)  # fmt: skip
+    for row, (name, colour) in enumerate((("train (augmented, smoothed)", BLUE), ("validation", ORANGE))):
+        left.text(0.97, 0.95 - 0.09 * row, name, transform=left.transAxes, ha="right", va="top", color=colour)
     _dress(left, "epoch", "loss (nats)")
     left.set_ylim(bottom=0)
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
@@ -53,8 +51,8 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     if best_epoch:
         y = accuracy[epochs.index(best_epoch)]
         right.plot([best_epoch], [y], "o", color=GREEN)
-        right.annotate(f"kept: epoch {best_epoch}, {y:.2f} %", (best_epoch, y), (-4, -14),
-                       textcoords="offset points", ha="right", color=GREEN, fontsize=8)  # fmt: skip
+        label = f"kept: epoch {best_epoch}, {y:.2f} %"
+        right.text(0.97, 0.05, label, transform=right.transAxes, ha="right", va="bottom", color=GREEN)
     return _svg(figure)
 
 
@@ -68,13 +66,10 @@ def confusion(counts: np.ndarray, classes: list[str]) -> str:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     painted = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
     ticks = range(n) if n <= 30 else range(0, n, -(-n // 20))
-    ax.set_xticks(
-        list(ticks),
-        [_short(classes[t]) for t in ticks],
-        rotation=45 if n > 10 or _long(classes) else 0,
-        ha="right" if n > 10 or _long(classes) else "center",
-    )
-    ax.set_yticks(list(ticks), [_short(classes[t]) for t in ticks])
+    slanted = n > 10 or max(map(len, classes)) > 4
+    names = [_short(classes[t]) for t in ticks]
+    ax.set_xticks(list(ticks), names, rotation=45 if slanted else 0, ha="right" if slanted else "center")
+    ax.set_yticks(list(ticks), names)
     if n <= 20:
         for row in range(n):
             for column in range(n):
@@ -125,7 +120,3 @@ def recalls(per_class: dict[str, Any]) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= 16 else name[:15] + "…"
-
-
-def _long(classes: list[str]) -> bool:
-    return max(map(len, classes)) > 4
