@@ -240,8 +240,7 @@ def _eagerly() -> Iterator[None]:
     """Compiled models run eagerly. The switch is the process's, so the first to come sets and the last resets it."""
     with _EAGER_LOCK:
         if not _EAGER:
-            _EAGER.append(torch.compiler.set_stance("force_eager"))
-            _EAGER[0].__enter__()
+            _EAGER.append(torch.compiler.set_stance("force_eager"))  # in force from here on
         _EAGER.append(None)
     try:
         yield
