@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import regard
+from regard import api
 from regard.errors import RunError
 from regard.training import Average, make_optimizer
 
@@ -46,7 +47,7 @@ def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
         "dropout": 0.1, "drop_path": 0.2,
     }  # fmt: skip
     settings = strong if augmented else {"crop": "none"}
-    runs, figures = [], regard.api.quick_figures
+    runs, figures = [], api.quick_figures
     for number, workers in enumerate((0, 2, 1)):
         # Whatever else draws from the global generator, before or during the run, must not matter.
         torch.manual_seed(number)
