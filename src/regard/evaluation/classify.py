@@ -39,7 +39,7 @@ class Evaluation:
                 "label": self.classes[label],
                 "predicted": self.classes[int(row.argmax())],
                 "confidence": f"{row.max():.6f}",
-                **{f"p_{name}": f"{p:.6f}" for name, p in zip(named, row, strict=False)},
+                **{f"p_{name}": f"{p:.6f}" for name, p in zip(named, row[: len(named)], strict=True)},
             }
             for key, label, row in zip(self.keys, self.labels, self.probs, strict=True)
         ]
