@@ -130,7 +130,9 @@ def test_other_users_errors(run_folder, tmp_path, digit_files):
     refused(regard("explain", run_folder, digit_files, "--method", "magic", cwd=tmp_path), "no method called 'magic'")
     refused(regard("train", "digits", "--model", "vit_nanno", cwd=tmp_path), "did you mean vit_nano")
     refused(regard("train", "digits", "--recipe", "digit", cwd=tmp_path), "did you mean digits")
-    refused(regard("train", "digits", "--lr", "-1", "--out", "run", cwd=tmp_path), "lr=-1.0 is too small")
+    early = regard("train", "digits", "--lr", "-1", "--out", "run", cwd=tmp_path)
+    refused(early, "lr=-1.0 is too small")
+    assert "reading" not in early.stderr, "wrong settings are refused before the data is read"
     refused(regard("demo", "scene", cwd=tmp_path), "no demo called")
     refused(regard("eval", run_folder, make_folder(tmp_path / "d"), cwd=tmp_path), "does not know: blue, red")
     refused(regard("trian", "digits", cwd=tmp_path), "did you mean train")

@@ -35,7 +35,7 @@ from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, explain
 from regard.explain.draw import draw
 from regard.networks import Network
-from regard.recipes.settle import pick_device, settle
+from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_report
 from regard.tasks import Classification, Prediction
 from regard.training import History
@@ -254,6 +254,7 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     """
     progress = Progress(quiet)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    check_settings(settings)
     found = _scan(data, progress)
     found.require_readable()
     config, origins = settle(found, settings)

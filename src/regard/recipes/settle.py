@@ -15,6 +15,15 @@ from regard.registry import find as find_model
 SMALL_SIDE = 64
 
 
+def check_settings(settings: dict[str, Any]) -> None:
+    """Refuse what can be seen to be wrong before any data is read."""
+    config = change(RunConfig(), settings, "settings")
+    find(config.recipe or "default")
+    find_model(config.model)
+    pick_device(config.device)
+    _check(config)
+
+
 def settle(scan: Scan, settings: dict[str, Any]) -> tuple[RunConfig, dict[str, Origin]]:
     """The run's settings with nothing left open, and where each came from.
 
@@ -111,8 +120,8 @@ _BELOW = {"smoothing": 1, "ema": 1, "warmup": 1, "zoom": 1, "holdout": 0.5, "see
 def _check(config: RunConfig) -> None:
     """Values of the right type that still make no sense."""
     for name, least in _AT_LEAST.items():
-        if getattr(config, name) < least:
-            raise ConfigError(f"{name}={getattr(config, name)} is too small", do=f"give --{name} at least {least}")
+        if (value := getattr(config, name)) is not None and value < least:
+            raise ConfigError(f"{name}={value} is too small", do=f"give --{name} at least {least}")
     for name, most in _BELOW.items():
         if not 0 <= getattr(config, name) < most:
             raise ConfigError(
