@@ -126,6 +126,8 @@ def test_a_checkpoint_that_is_none(run_folder, tmp_path, damage):
 def test_other_users_errors(run_folder, tmp_path, digit_files):
     refused(regard("predict", run_folder, "nothing/*.png", cwd=tmp_path), "no image here")
     refused(regard("predict", tmp_path, digit_files, cwd=tmp_path), "no config.json")
+    refused(regard("predict", run_folder, cwd=tmp_path), "no image was given")
+    refused(regard("explain", run_folder, run_folder / "summary.json", cwd=tmp_path), "a .json file is no image")
     refused(regard("predict", run_folder, digit_files, "--out", "x.xlsx", cwd=tmp_path), ".csv or .json")
     refused(regard("explain", run_folder, digit_files, "--method", "magic", cwd=tmp_path), "no method called 'magic'")
     refused(regard("train", "digits", "--model", "vit_nanno", cwd=tmp_path), "did you mean vit_nano")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import __version__, registry
-from regard.config import Augment, RunConfig, to_dict
+from regard.config import Augment, RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import (
     Augmenter,
@@ -23,11 +23,13 @@ from regard.data import (
     Preparation,
     Scan,
     checked,
+    fit_loses,
     open_source,
     read_image,
     scan,
     split,
     statistics,
+    to_tensor,
 )  # fmt: skip
 from regard.errors import DataError, RunError
 from regard.evaluation import Evaluation, quick_figures
@@ -95,8 +97,8 @@ def _load_weights(model: nn.Module, checkpoint: Checkpoint, where: object) -> No
     model.load_state_dict(checkpoint.weights)
 
 
-Image = str | Path | Tensor | np.ndarray
-"""A path, or pixels (channels, *size): uint8, or floating point in 0..1."""
+Image = Any
+"""A path, a Pillow image, or pixels (channels, *size) as array or tensor: uint8, or floating point in 0..1."""
 
 
 class Predictor:
@@ -109,8 +111,11 @@ class Predictor:
         self.model.to(device).eval()
         self.task = Classification()
 
+    def __repr__(self) -> str:
+        return f"Predictor({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
+
     def predict(self, image: Image) -> Prediction:
-        """The answer for one image: a path, or pixels (channels, *size), uint8 or floating point in 0..1."""
+        """The answer for one image: a path, a Pillow image, or pixels (channels, *size), uint8 or float in 0..1."""
         return next(self.predict_many([image]))
 
     @torch.inference_mode()
@@ -154,7 +159,19 @@ class Predictor:
     def _read(image: Image) -> tuple[str, Tensor]:
         if isinstance(image, str | Path):
             return str(image), read_image(Path(image).expanduser())[0]
+        if hasattr(image, "getbands"):
+            return "picture", to_tensor(image, "the given picture")
+        if not isinstance(image, Tensor | np.ndarray):
+            raise DataError(
+                f"a {type(image).__name__} is no image",
+                do="give a path, a Pillow image or pixels (several: predict_many)",
+            )
         pixels = torch.as_tensor(image).cpu()
+        if pixels.ndim < 3 or pixels.shape[0] not in (1, 3):
+            raise DataError(
+                f"pixels of shape {tuple(pixels.shape)} are not (channels, *size) with 1 or 3 channels",
+                do="put the channels first: pixels.transpose(2, 0, 1), or volume[None]",
+            )
         if pixels.is_floating_point():
             return "pixels", torch.from_numpy(checked(pixels.float().numpy(), "the given pixels"))
         if pixels.dtype != torch.uint8:
@@ -195,11 +212,7 @@ def evaluate(
             where=data,
             do=f"it knows {', '.join(predictor.classes)}",
         )
-    index = _unseen(found, run, progress) if split is None else range(len(source.samples))
-    index = [i for i in index if split in (None, "all") or source.samples[i].split == split]
-    if not index:
-        names = ", ".join(sorted({s.split for s in source.samples if s.split})) or "none"
-        raise DataError(f"the data has no split {split!r}", where=data, do=f"it has {names}")
+    index = _choose(found, split, _seen(found, run, progress), progress)
     preparation = predictor.preparation
     loader = Loader(Images(found, preparation.size, preparation.channels), index, batch)
     with progress.bar("evaluating", len(loader)) as tick:
@@ -215,27 +228,42 @@ def evaluate(
         )
 
 
-def _unseen(found: Scan, run: str | Path, progress: Progress) -> list[int]:
-    """The samples to test on: of the test split if there is one, and new to the run."""
-    samples, path = found.source.samples, Path(run).expanduser()
+def _seen(found: Scan, run: str | Path, progress: Progress) -> set[int]:
+    """The samples that the run trained on or chose its weights by: the same pixels, or the same patient."""
+    path = Path(run).expanduser()
     folder = path.parent.parent if path.is_file() else path
-    seen: set[str] = set()
-    if (folder / "splits.csv").is_file():
-        seen = {row["pixels"] for row in Run(folder).read_rows("splits.csv") if row["split"] != "test"}
-    else:
-        progress.say("warning: without its run folder, images this model was trained on cannot be told and left out")
-    tested = any(sample.split == "test" for sample in samples)
-    wanted = [i for i, sample in enumerate(samples) if sample.split == "test" or not tested]
-    new = [i for i in wanted if found.digests[i] not in seen]
-    if len(new) < len(wanted):
-        progress.say(f"left out: {len(wanted) - len(new)} images that this model was trained or chosen on")
-    if not new:
-        raise DataError(
-            "the model was trained or chosen on every one of these images",
-            where=found.source.name,
-            do="give other data, or --split all if figures on training images are what you want",
-        )
-    return new
+    if not (folder / "splits.csv").is_file():
+        progress.say("warning: without its run folder, images this model was trained on cannot be told")
+        return set()
+    used = [row for row in Run(folder).read_rows("splits.csv") if row["split"] != "test"]
+    pixels, groups = {row["pixels"] for row in used}, {row["group"] for row in used} - {""}
+    return {i for i, sample in enumerate(found.source.samples) if found.digests[i] in pixels or sample.group in groups}
+
+
+def _choose(found: Scan, split: str | None, seen: set[int], progress: Progress) -> list[int]:
+    """The samples to test on. Only if a split is asked for by name may some of them have been seen."""
+    samples, name = found.source.samples, found.source.name
+    if split is None:
+        tested = any(sample.split == "test" for sample in samples)
+        wanted = [i for i, sample in enumerate(samples) if sample.split == "test" or not tested]
+        new = [i for i in wanted if i not in seen]
+        if len(new) < len(wanted):
+            progress.say(f"left out: {len(wanted) - len(new)} images that this model was trained or chosen on")
+        if not new:
+            raise DataError(
+                "the model was trained or chosen on every one of these images",
+                where=name,
+                do="give other data, or --split all if figures on training images are what you want",
+            )
+        return new
+    chosen = [i for i, sample in enumerate(samples) if split == "all" or sample.split == split]
+    if not chosen:
+        names = ", ".join(sorted({s.split for s in samples if s.split}))
+        do = f"it has {names}" if names else "it names no splits: leave --split out"
+        raise DataError(f"the data has no split {split!r}", where=name, do=do)
+    if known := len(seen.intersection(chosen)):
+        progress.say(f"warning: this model was trained or chosen on {known} of these {len(chosen)} images")
+    return chosen
 
 
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
@@ -255,6 +283,8 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     progress = Progress(quiet)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_settings(settings)
+    if settings.get("out"):
+        Run.require_new(Path(settings["out"]))
     found = _scan(data, progress)
     found.require_readable()
     config, origins = settle(found, settings)
@@ -262,6 +292,11 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     progress.say(f"splits: {split_note}")
     source, device = found.source, torch.device(config.device)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
+    if origins["batch"] != "flag" and len(parts["train"]) < 10 * config.batch:  # few images: still ten steps an epoch
+        config = change(config, {"batch": max(4, len(parts["train"]) // 10)})
+        origins["batch"] = "auto"
+    own = ", ".join(f"{n}={getattr(config, n)}" for n, origin in origins.items() if origin in ("recipe", "auto"))
+    progress.say(f"recipe {config.recipe} and what the data suggests: {own}")
     torch.manual_seed(config.seed)
     model: Network = registry.build(
         config.model,
@@ -279,9 +314,11 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     run.write_json("environment.json", _environment(device))
     run.write_json("data.json", _describe(found, names, split_note, progress))
     run.write_rows("splits.csv", [
-        {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d}
+        {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d, "group": s.group or ""}
         for s, n, d in zip(source.samples, names, found.digests, strict=True)
     ])  # fmt: skip
+    if any(fit_loses(shape, size) for shape in found.sizes):
+        progress.say(f"images of other proportions than {size} are cut at the centre, not stretched")
     count = sum(p.numel() for p in model.parameters())
     progress.say(f"{config.model}: {count:,} parameters, input {size}, on {device}; run folder {run.path}")
     history = _fit(run, model, images, parts, preparation, config, progress)
@@ -301,7 +338,6 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     run.write_rows("predictions.csv", result.predictions())
     _explain_some(run, predictor, images, result, config.explain, progress)
     write_report(run)
-    progress.say(f"{tested} accuracy {result.figures['accuracy']}; report {run.path / 'report.html'}")
     return run
 
 
@@ -350,7 +386,8 @@ def _explain_some(
     firsts: list[int] = []
     for c in range(len(result.classes)):
         firsts += [n for n in range(len(right)) if right[n] and result.labels[n] == c][:1]
-    chosen = (wrong[: count // 2] + firsts)[:count]
+    rest = [n for n in range(len(right)) if right[n] and n not in firsts] + wrong[count // 2 :]
+    chosen = (wrong[: count // 2] + firsts + rest)[:count]
     done: list[Explanation] = []
     with progress.bar("explaining", len(chosen)) as tick:
         for n in chosen:
@@ -403,6 +440,7 @@ def _describe(found: Scan, names: list[str], split_note: str, progress: Progress
         "ignored": list(source.ignored),
         "duplicates": keys(found.duplicates()),
         "leaks": keys(crossing),
+        "groups": len({sample.group for sample in source.samples} - {None}),
         "parted_groups": parted,
         "conflicting_labels": keys(found.conflicting()),
     }

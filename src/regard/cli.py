@@ -99,7 +99,7 @@ class Eval:
         print()
         measures = ("recall", "precision", "auroc")
         print(columns(("class", "n", *measures), [
-            (name, row["recall"].n, *(f"{row[m].value:.3f} ({row[m].low:.3f} to {row[m].high:.3f})" for m in measures))
+            (name, row["recall"].n, *(_interval(row[m]) for m in measures))
             for name, row in result.summary.per_class.items()
         ]))  # fmt: skip
         if len(result.classes) <= 20:
@@ -130,7 +130,7 @@ class Predict:
             check_ending(Path(self.out))
         failed: list[DataError] = []
         answers = list(api.load(self.run_folder).predict_many(find_images(self.inputs), failed=failed))
-        if self.out:
+        if self.out and answers:
             print(save_predictions(answers, Path(self.out)))
         elif answers:
             top = min(self.top, len(answers[0].probs))
@@ -176,11 +176,11 @@ class Explain:
                 made.append(predictor.explain(path, method=self.method, target=self.target, **options))
             except DataError as error:
                 failed.append(error)
-        for page in draw_pages(made, Path(self.out)):
+        for page in draw_pages(made, Path(self.out)) if made else ():
             print(page)
-        print(columns(("image", "predicted", "deletion", "insertion", "random", "beats random"), [
-            (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.deletion:.3f}",
-             f"{e.scores.insertion:.3f}", f"{e.scores.random:.3f}", f"{e.scores.beaten:.0%}") for e in made
+        print(columns(("image", "predicted", "insertion (high)", "deletion (low)", "random", "verdict"), [
+            (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.insertion:.3f}",
+             f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", e.scores.verdict) for e in made
         ]))  # fmt: skip
         _tell_failures(failed)
 
@@ -209,7 +209,7 @@ class Models:
         from regard.registry import MODELS
 
         rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)), e.paper) for n, e in MODELS.items()]
-        print(columns(("name", "parameters", "input", "from"), rows))
+        print(columns(("name", "parameters, 1000 classes", "input", "from"), rows))
 
 
 COMMANDS: dict[str, type] = {
@@ -262,11 +262,17 @@ def _command() -> str:
     return shlex.join(["regard", *sys.argv[1:]])
 
 
+def _interval(figure: Any) -> str:
+    if figure.value != figure.value:
+        return "–"
+    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"
+
+
 def _tell_failures(failed: list[DataError]) -> None:
     """After the good ones are done: which could not be, as one error."""
     if failed:
         lines = "\n".join(f"    {error.where}: {error.what}" for error in failed)
-        raise DataError(f"{len(failed)} images could not be read; the others are done:\n{lines}")
+        raise DataError(f"{len(failed)} images could not be read (any others are done):\n{lines}")
 
 
 def _tell_run(run: Any) -> None:

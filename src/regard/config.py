@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunError("a file is missing", where=path) from None
+        raise RunError("a file is missing", where=path, do="if this is a run, it did not finish") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"not a JSON file: {error}", where=path) from None
 
@@ -133,7 +133,7 @@ class RunConfig:
     """Everything that decides a training run. The command line's flags and the API's keywords are these."""
 
     model: str = "vit_s16"
-    """Name of the model; `regard models` lists them."""
+    """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
     recipe: str | None = None
     """Named settings to start from: default, small_images or digits. Default: by the data."""
     out: str | None = None

@@ -261,3 +261,18 @@ def test_a_name_that_is_no_text_is_refused(tmp_path):
         pytest.skip("this file system takes only UTF-8 names")
     with pytest.raises(DataError, match="not UTF-8"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("header", ["patient", "PatientID", "Patient ID", "subject_id", "case-id"])
+def test_patients_are_known_under_their_usual_names(picture_folder, header):
+    rows = "".join(f"red/{n:02d}.png;a;p{n // 2};x\n" for n in range(8))
+    (picture_folder / "t.csv").write_text(f"Path;Label;{header};age\n{rows}")
+    source = open_source(picture_folder / "t.csv")
+    assert source.samples[3].group == "p1"
+    assert f"group from '{header}'" in source.why
+    assert "not used: age" in source.why
+    assert "of 4: 0" in scan(source).describe()
+
+
+def test_unknown_patients_are_not_called_checked(picture_folder):
+    assert "patients: not known" in scan(open_source(picture_folder)).describe()

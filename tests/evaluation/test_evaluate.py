@@ -41,7 +41,7 @@ def test_copies_of_training_images_are_known_by_their_pixels(pictures, tmp_path)
 
 def test_nothing_but_training_images_is_an_error(pictures, tmp_path):
     for row in (pictures / "run" / "splits.csv").read_text().splitlines()[1:]:
-        name, split, label, _ = row.split(",")
+        name, split, label = row.split(",")[:3]
         if split == "train":
             (tmp_path / label).mkdir(exist_ok=True)
             (tmp_path / name).write_bytes((pictures / "data" / name).read_bytes())
@@ -76,7 +76,9 @@ def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_pat
         (np.zeros((3, 16, 16), np.int64), "int64"),
         (np.full((3, 16, 16), np.nan), "NaN"),
         (np.full((3, 16, 16), 255.0), "0 to 1"),
-        (np.zeros((4, 16, 16), np.uint8), "4 channels"),
+        (np.zeros((4, 16, 16), np.uint8), "put the channels first"),
+        (np.zeros((16, 16, 3), np.uint8), "put the channels first"),
+        (["a.png", "b.png"], "predict_many"),
     ],
 )
 def test_pixels_that_cannot_be_right_are_refused(pictures, pixels, words):
@@ -88,6 +90,26 @@ def test_arrays_tensors_and_files_give_the_same_answer(pictures):
     file = pictures / "data" / "red" / "00.png"
     pixels = np.asarray(Image.open(file)).transpose(2, 0, 1).copy()
     predictor = regard.load(pictures / "run")
-    answers = [predictor.predict(image) for image in (file, str(file), pixels, pixels.astype(np.float64) / 255)]
+    given = (file, str(file), Image.open(file), pixels, pixels.astype(np.float64) / 255)
+    answers = [predictor.predict(image) for image in given]
     for answer in answers[1:]:
         assert answer.probs == pytest.approx(answers[0].probs, abs=1e-3)
+
+
+def test_other_images_of_training_patients_are_left_out(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    for part in ("first", "later"):
+        (tmp_path / part).mkdir()
+        rows = ["path,label,patient"]
+        for n in range(48):
+            Image.fromarray(draw.integers(0, 255, (16, 16), dtype=np.uint8)).save(tmp_path / part / f"{n}.png")
+            rows.append(f"{n}.png,{'ab'[n % 2]},p{n // 4}")
+        (tmp_path / part / "t.csv").write_text("\n".join(rows))
+    run = regard.train(
+        tmp_path / "first" / "t.csv", model="vit_nano", depth=1, epochs=1, explain=0, out=tmp_path / "run", quiet=True
+    )
+    kept = {row["group"] for row in run.read_rows("splits.csv") if row["split"] == "test"}
+    result = regard.evaluate(run.path, tmp_path / "later" / "t.csv", quiet=True)
+    assert {f"p{int(key.split('.')[0]) // 4}" for key in result.keys} == kept
+    regard.evaluate(run.path, tmp_path / "later" / "t.csv", split="all")
+    assert "warning: this model was trained or chosen on" in capsys.readouterr().err

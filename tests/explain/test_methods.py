@@ -98,7 +98,9 @@ def test_scores_know_the_cause_of_a_model_that_looks_at_one_patch():
     assert good.deletion_curve[1] == 0
     assert good.random == pytest.approx(0.5, abs=0.06)
     assert good.beaten > 0.8
+    assert "better than" in good.verdict
     assert bad.beaten == 0
+    assert bad.verdict == "better than 0 of 200 random maps: no better than chance, do not rely on it"
 
 
 def test_random_maps_score_at_chance():

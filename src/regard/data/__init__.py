@@ -3,8 +3,8 @@
 from regard.data.augment import Augmenter, normalise, to_float
 from regard.data.folders import find_images
 from regard.data.formats import open_source
-from regard.data.images import SUFFIXES, checked, read_image
-from regard.data.loader import Batch, Images, Loader, Preparation, fit, statistics, with_channels
+from regard.data.images import SUFFIXES, checked, read_image, to_tensor
+from regard.data.loader import Batch, Images, Loader, Preparation, fit, fit_loses, statistics, with_channels
 from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source
 from regard.data.splits import split
@@ -22,6 +22,7 @@ __all__ = [
     "checked",
     "find_images",
     "fit",
+    "fit_loses",
     "normalise",
     "open_source",
     "read_image",
@@ -29,5 +30,6 @@ __all__ = [
     "split",
     "statistics",
     "to_float",
+    "to_tensor",
     "with_channels",
 ]

@@ -66,7 +66,8 @@ def folder_source(root: Path) -> Source:
         raise DataError(
             f"there are {f'{len(images)} images but' if images else 'no images and'} no class folders with images",
             where=root,
-            do="put each class's images into a folder of its own, or list path,label in a .csv beside them",
+            do="put each class's images into a folder of its own, or list path,label in a .csv beside them "
+            f"(read are {', '.join(sorted(SUFFIXES))}; DICOM and NIfTI not yet)",
         )
     empty = sorted(set(range(len(classes))) - {s.label for s in samples})
     if empty:
@@ -98,11 +99,18 @@ def not_used(root: Path, used: list[Path], there: list[Path]) -> tuple[str, ...]
 def find_images(inputs: Iterable[str]) -> list[Path]:
     """The image files that files, folders and globs stand for, in order, each once; nothing found is an error."""
     found: dict[Path, None] = {}
+    inputs = list(inputs)
+    if not inputs:
+        raise DataError("no image was given", do="give image files, folders of them, or a glob")
     for text in inputs:
         path = Path(text).expanduser()
         if path.is_dir():
             here = list_files(path)[0]
         elif path.is_file():
+            if path.suffix.lower() not in SUFFIXES:
+                raise DataError(
+                    f"a {path.suffix or 'nameless'} file is no image", where=text, do="arrays can be given in Python"
+                )
             here = [path]
         else:
             names = [Path(name) for name in sorted(glob(str(path), recursive=True))]

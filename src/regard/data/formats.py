@@ -32,7 +32,8 @@ def open_source(data: str | Path) -> Source:
     if path.is_dir():
         tables = [p for p in sorted(path.iterdir()) if p.suffix.lower() in TABLES and has_columns(p)]
         if len(tables) == 1:
-            return table_source(tables[0], f"a folder with the table {tables[0].name} of paths and labels in it")
+            why = f"a folder with the table {tables[0].name} of paths and labels in it"
+            return table_source(tables[0], why, whole_folder=True)
         return folder_source(path)
     if path.suffix.lower() in TABLES:
         return table_source(path, f"the file's ending {path.suffix}")

@@ -30,6 +30,8 @@ def read_image(path: Path) -> tuple[Tensor, str]:
     from PIL import ImageOps, UnidentifiedImageError
 
     Image = _pillow()
+    if path.is_dir():
+        raise DataError("this is a folder, not an image", where=path)
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise DataError(f"the file has {size:,} bytes; at most {MAX_BYTES:,} are read", where=path)
@@ -42,7 +44,7 @@ def read_image(path: Path) -> tuple[Tensor, str]:
                     do="shrink it, or remove it if you did not expect it",
                 )
             image.load()
-            return _to_tensor(ImageOps.exif_transpose(image), path), image.mode
+            return to_tensor(ImageOps.exif_transpose(image), path), image.mode
     except FileNotFoundError:
         raise DataError("there is no such file", where=path) from None
     except UnidentifiedImageError:
@@ -60,7 +62,8 @@ def _pillow() -> Any:
     return Image
 
 
-def _to_tensor(image: Any, path: Path) -> Tensor:
+def to_tensor(image: Any, path: object) -> Tensor:
+    """The pixels of a Pillow image."""
     from PIL import Image
 
     mode = image.mode

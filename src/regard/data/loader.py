@@ -52,6 +52,12 @@ def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     return _resize(pixels, size)
 
 
+def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Whether `fit` cuts something off: the proportions differ."""
+    scales = [new / was for new, was in zip(size, old, strict=True)]
+    return max(scales) > 1.02 * min(scales)
+
+
 def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
     """Inception's crop: 25 to 100 % of the area, 3/4 to 4/3 of the proportions of `size`, scaled to it.
 

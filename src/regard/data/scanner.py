@@ -16,6 +16,7 @@ from regard.data.source import Source
 from regard.errors import DataError
 
 CACHE_SIDE = 96
+LISTED = 20
 CACHE_BYTES = 2**30
 
 
@@ -74,20 +75,25 @@ class Scan:
         parts = [columns(("class", *named), [*rows, total]), ""]
         parts.append("sizes: " + ", ".join(f"{'×'.join(map(str, s))} ({n})" for s, n in self.sizes.most_common(8)))
         parts.append("modes: " + ", ".join(f"{mode} ({n})" for mode, n in self.modes.most_common()))
-        for title, groups in (
-            ("images that occur more than once", self.duplicates()),
-            ("of these, across splits (leaks)", self.crossing(splits)),
-            ("of these, with different labels", self.conflicting()),
+
+        def names(groups: list[list[int]]) -> list[str]:
+            return [" = ".join(source.samples[i].key for i in group) for group in groups]
+
+        patients = len({sample.group for sample in source.samples} - {None})
+        without = sum(sample.group is None for sample in source.samples)
+        for title, lines in (
+            ("images that occur more than once", names(self.duplicates())),
+            ("of these, across splits (leaks)", names(self.crossing(splits))),
+            ("of these, with different labels", names(self.conflicting())),
+            (f"patients or other groups across splits (leaks), of {patients}", self.parted(splits)),
+            ("files that are not part of the data", list(source.ignored)),
+            ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
-            parts.append(f"{title}: {len(groups)}")
-            parts += ["    " + " = ".join(source.samples[i].key for i in group) for group in groups[:10]]
-        parted = self.parted(splits)
-        parts.append(f"patients or other groups across splits (leaks): {len(parted)}")
-        parts += [f"    {name}" for name in parted[:10]]
-        parts.append(f"files that are not part of the data: {len(source.ignored)}")
-        parts += [f"    {name}" for name in source.ignored[:10]]
-        parts.append(f"images that cannot be read: {len(self.unreadable)}")
-        parts += [f"    {key}: {why}" for key, why in self.unreadable]
+            parts.append(f"{title}: {len(lines)}" if patients or "patients" not in title else "patients: not known")
+            parts += [f"    {line}" for line in lines[:LISTED]]
+            parts += [f"    and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+        if patients and without:
+            parts.append(f"images without a patient or group, each taken to stand alone: {without}")
         return "\n".join(parts)
 
     def require_readable(self) -> None:
@@ -97,7 +103,7 @@ class Scan:
             raise DataError(
                 f"{len(self.unreadable)} of {len(self.source.samples)} images cannot be read:\n{lines}{more}",
                 where=self.source.name,
-                do="repair or remove them; `regard check` lists them all",
+                do="repair or remove them",
             )
 
 

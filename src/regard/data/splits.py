@@ -29,7 +29,7 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
         _cut(scan, names, "val", share, seed, need=2)
         note = "train and test are the data's own" if "test" in names else "train is the data's own"
     else:
-        note = "train and val are the data's own"
+        note = "train, val and test are the data's own" if "test" in names else "train and val are the data's own"
     made = [name for name in ("val", "test") if name in names and name not in given]
     if made:
         cut = " and ".join(f"{name} ({names.count(name)} of {len(names)} images)" for name in made)

@@ -16,7 +16,7 @@ COLUMNS = {
     "path": ("path", "image", "file", "filename", "filepath"),
     "label": ("label", "class", "target", "diagnosis"),
     "split": ("split", "fold", "set"),
-    "group": ("group", "patient", "patient_id", "subject", "subject_id"),
+    "group": ("group", "patient", "patientid", "subject", "subjectid", "case", "caseid"),
 }
 SHOWN = 5
 
@@ -24,21 +24,24 @@ SHOWN = 5
 def has_columns(path: Path) -> bool:
     """Whether a table names images and labels, or is about something else."""
     try:
-        columns, _ = _read(path)
+        _, columns, _ = _read(path)
     except DataError:
         return False
     return "path" in columns and "label" in columns
 
 
-def table_source(path: Path, why: str) -> Source:
-    """Paths are relative to the table. Every fault is named by its row."""
-    columns, rows = _read(path)
+def table_source(path: Path, why: str, whole_folder: bool = False) -> Source:
+    """Paths are relative to the table. Every fault is named by its row.
+
+    `whole_folder` says that the folder around the table was meant, so that images it does not list are told.
+    """
+    header, columns, rows = _read(path)
     for role in ("path", "label"):
         if role not in columns:
             raise DataError(
                 f"the table has no column for the {role}",
                 where=path,
-                do=f"call a column one of {', '.join(COLUMNS[role])}; it has {', '.join(columns.values()) or 'others'}",
+                do=f"call a column one of {', '.join(COLUMNS[role])}; it has {', '.join(header)}",
             )
     if not rows:
         raise DataError("the table has no rows", where=path)
@@ -65,26 +68,30 @@ def table_source(path: Path, why: str) -> Source:
         for _, row in rows
     ]
     paths = [path.parent / row["path"] for _, row in rows]
-    ignored = not_used(path.parent, paths, list_files(path.parent)[0])
+    ignored = not_used(path.parent, paths, list_files(path.parent)[0]) if whole_folder else ()
+    used = ", ".join(f"{role} from {columns[role]!r}" for role in COLUMNS if role in columns)
+    others = [name for name in header if name not in columns.values()]
+    why += f"; {used}" + (f"; columns not used: {', '.join(others)}" if others else "")
     return Source(path.stem, "table", why, tuple(classes), tuple(samples), Files(paths), ignored)
 
 
-def _read(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]:
-    """Which of our columns the table has, under its names, and its rows in our names with their line numbers."""
+def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, str]]]]:
+    """The header, which of our columns it has, and the rows in our names with their line numbers."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"the table is not UTF-8: {error}", where=path, do="save it as UTF-8") from None
     except OSError as error:
         raise DataError(f"the table cannot be read: {error}", where=path) from None
-    delimiter = "\t" if path.suffix.lower() == ".tsv" or "\t" in text.partition("\n")[0] else ","
+    first = text.partition("\n")[0]
+    delimiter = max(",;\t", key=first.count) if path.suffix.lower() != ".tsv" else "\t"
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey="", restval="")
     try:
         header = list(reader.fieldnames or [])
         columns: dict[str, str] = {}
         for role, names in COLUMNS.items():
             for raw in header:
-                if raw.strip().lower() in names:
+                if re.sub(r"[^a-z]", "", raw.lower()) in names:
                     columns.setdefault(role, raw)
         rows = []
         for row in reader:
@@ -92,7 +99,7 @@ def _read(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
             rows.append((reader.line_num, values | {"extra": "yes" if row.get("") else ""}))
     except csv.Error as error:
         raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
-    return columns, rows
+    return header, columns, rows
 
 
 def _is_file(path: Path) -> bool:

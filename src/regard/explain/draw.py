@@ -41,19 +41,19 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
     figure = canvas(8.2, 0.45 + 2.75 * rows, background="white")
     axes = figure.subplots(rows, 3, squeeze=False)
     for (left, middle, right), item in zip(axes, explanations, strict=True):
-        picture, values = _slice(item)
+        picture, values, part = _slice(item)
         light = values / max(values.max(), 1e-12)
         grey = picture.shape[-1] == 1
         colours = {"cmap": "gray", "vmin": 0, "vmax": 1} if grey else {}
         shape = picture[..., 0] if grey else picture
         left.imshow(shape, **colours)
         middle.imshow(shape * (0.12 + 0.88 * (light if grey else light[..., None])), **colours)
-        painted = right.imshow(values * values.size, cmap="viridis", vmin=0)
+        painted = right.imshow(values * item.map.numel(), cmap="viridis", vmin=0)
         bar = figure.colorbar(painted, ax=right, shrink=0.85)
         bar.set_label("times the average", fontsize=8)
         bar.ax.tick_params(labelsize=7)
         truth = "" if item.label is None else f" (true: {item.label})"
-        left.set_title("input", fontsize=9)
+        left.set_title(f"input{part}", fontsize=9)
         left.set_xlabel(f"{_short(item.prediction.name)}{truth}", fontsize=8)
         middle.set_title("attention", fontsize=9)
         middle.set_xlabel(f"predicted {item.prediction.label} ({item.prediction.confidence:.1%})", fontsize=8)
@@ -79,15 +79,16 @@ def _short(name: str) -> str:
     return name if len(name) <= 34 else "…" + name[-33:]
 
 
-def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray]:
-    """(H, W, channels) and (H, W); of a volume, the slice where the map peaks."""
-    picture, values = item.picture, item.map
+def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray, str]:
+    """(H, W, channels) and (H, W); of a volume, the slice where the map peaks, and which one that is."""
+    picture, values, part = item.picture, item.map, ""
     if values.ndim == 3:
         depth = int(values.sum((1, 2)).argmax())
+        part = f", slice {depth + 1} of {len(values)}"
         picture, values = picture[:, depth], values[depth]
     if values.ndim == 1:
         picture, values = picture[:, None], values[None]
-    return _numpy(picture).transpose(1, 2, 0), _numpy(values)
+    return _numpy(picture).transpose(1, 2, 0), _numpy(values), part
 
 
 def _numpy(x: Tensor) -> np.ndarray:

@@ -67,6 +67,7 @@ class Explanation:
                 "random": self.scores.random,
                 "random_spread": self.scores.random_spread,
                 "beaten": self.scores.beaten,
+                "verdict": self.scores.verdict,
             },
             "grid": list(self.where.grid),
             "tokens": [round(v, 6) for v in self.tokens.tolist()],

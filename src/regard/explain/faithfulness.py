@@ -27,6 +27,8 @@ class Faithfulness:
     """Standard deviation of the gain over random maps."""
     beaten: float
     """Share of random maps with a smaller gain: about half for a map that knows nothing."""
+    maps: int
+    """How many random maps that was."""
     deletion_curve: tuple[float, ...]
     insertion_curve: tuple[float, ...]
 
@@ -34,6 +36,12 @@ class Faithfulness:
     def gain(self) -> float:
         """insertion − deletion: zero for a map that knows nothing, positive for one that does."""
         return self.insertion - self.deletion
+
+    @property
+    def verdict(self) -> str:
+        """In words, whether to believe the map: its gain must exceed that of chance by two deviations."""
+        better = f"better than {round(self.beaten * self.maps)} of {self.maps} random maps"
+        return better if self.gain > 2 * self.random_spread else f"{better}: no better than chance, do not rely on it"
 
 
 @torch.inference_mode()
@@ -78,6 +86,7 @@ def faithfulness(
         random=float(areas[2:].mean()),
         random_spread=float(gain[1:].std()),
         beaten=float((gain[1:] < gain[0]).float().mean()),
+        maps=maps,
         deletion_curve=tuple(curves[1].flip(0).tolist()),
         insertion_curve=tuple(curves[0].tolist()),
     )

@@ -39,8 +39,9 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     figure = canvas(8.4, 3.0, background="none")
     left, right = figure.subplots(1, 2)
     epochs = [int(row["epoch"]) for row in rows]
-    left.plot(epochs, [float(row["train_loss"]) for row in rows], color=BLUE)
-    left.plot(epochs, [float(row["val_loss"]) for row in rows], color=ORANGE)
+    dot = "o" if len(rows) == 1 else ""
+    left.plot(epochs, [float(row["train_loss"]) for row in rows], dot + "-", color=BLUE)
+    left.plot(epochs, [float(row["val_loss"]) for row in rows], dot + "-", color=ORANGE)
     for row, (name, colour) in enumerate((("train (augmented, smoothed)", BLUE), ("validation", ORANGE))):
         left.text(0.97, 0.95 - 0.09 * row, name, transform=left.transAxes, ha="right", va="top", color=colour)
     _dress(left, "epoch", "loss (nats)")

@@ -68,6 +68,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
             ("training", _duration(summary["seconds"])),
             ("weights kept", f"epoch {summary['best_epoch']} of {config.epochs}, by validation accuracy"),
             ("device", environment["accelerator"] or f"{environment['device']}, {environment['threads']} threads"),
+            ("always the commonest class", _percent(_commonest(summary))),
             ("data", f"{_images(about):,} images, {len(about['classes'])} classes"),
         ]),
         "<h2>Figures</h2>",
@@ -93,7 +94,9 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         _table(("split", "images"), [(name, f"{sum(c.values()):,}") for name, c in about["counts"].items()]),
         f"<p>Fingerprint of names, labels and pixels: <code>{about['fingerprint'][:16]}</code>. "
         f"Images that occur more than once: {len(about['duplicates'])}; across splits: {len(about['leaks'])}; "
-        f"with differing labels: {len(about['conflicting_labels'])}. Files ignored: {len(about['ignored'])}.</p>",
+        f"with differing labels: {len(about['conflicting_labels'])}. Files ignored: {len(about['ignored'])}. "
+        + (f"Patients or groups: {about['groups']}; across splits: {len(about['parted_groups'])}.</p>"
+           if about["groups"] else "Patients or groups: not known.</p>"),
         "<h2>Settings</h2>",
         _table(("setting", "value", "from"), chosen),
         f"<details><summary>{len(rest)} defaults</summary>{_table(('setting', 'value', 'from'), rest)}</details>",
@@ -107,6 +110,8 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
 
 def _warnings(about: Any, summary: Any) -> str:
     lines = []
+    if (np.array(summary["confusion"]).sum(0) > 0).sum() == 1:
+        lines.append("It gives the same answer for every image: it has learnt nothing yet.")
     if summary["split"] == "val":
         lines.append(
             "There was no test split: these figures are on the validation images that also chose the weights, "
@@ -137,7 +142,7 @@ def _explanations(run: Run) -> str:
         word = "right" if item["predicted"] == item["label"] else "wrong"
         pictures.append(
             f'<figure class="card"><figcaption><b class="{word}">{word}</b> {escape(item["name"])}: '
-            f"better than {item['scores']['beaten']:.0%} of random maps</figcaption>"
+            f"{escape(item['scores']['verdict'])}</figcaption>"
             f'<img alt="input, attention and map of {escape(item["name"])}" src="data:image/png;base64,{png}"></figure>'
         )
     gains = np.array([item["scores"]["gain"] for item in items])
@@ -157,7 +162,9 @@ def _card(run: Run, data: str, config: Any, about: Any, summary: Any) -> str:
     )
     counts = ", ".join(f"{name} {sum(c.values()):,}" for name, c in about["counts"].items())
     classes = ", ".join(about["classes"][:20]) + (" …" if len(about["classes"]) > 20 else "")
-    leaks = f"{len(about['leaks'])} images stand in more than one split." if about["leaks"] else "None found by pixels."
+    leaks = f"By pixels: {len(about['leaks'])} images in more than one split. By patient or group: " + (
+        f"{len(about['parted_groups'])} of {about['groups']}." if about["groups"] else "not known, the data names none."
+    )
     return f"""# {config.model} on {about["name"]}
 
 **Model.** {config.model}: {summary["parameters"]:,} parameters, input {_plain(config.size)}, classes {classes}.
@@ -209,6 +216,12 @@ def _value(name: str, value: float | None) -> str:
 
 def _range(name: str, figure: dict[str, float]) -> str:
     return f"{_value(name, figure['low'])} to {_value(name, figure['high'])}"
+
+
+def _commonest(summary: Any) -> float:
+    """What answering the commonest class every time would score."""
+    counts = np.array(summary["confusion"]).sum(1)
+    return float(counts.max() / counts.sum())
 
 
 def _images(about: Any) -> int:

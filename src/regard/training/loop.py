@@ -59,7 +59,7 @@ def train(
         (loss / parts).backward()
         return loss.detach()
 
-    with progress.bar("training", steps) as tick:
+    with progress.bar("training step", steps) as tick:
         try:
             for epoch in range(1, config.epochs + 1):
                 model.train()
@@ -107,7 +107,7 @@ def train(
                 if average:
                     average.swap()
         except KeyboardInterrupt:
-            saved = "their weights are kept in checkpoints/last" if history.rows else "nothing was saved yet"
+            saved = "the run folder can be used with eval, predict and explain" if history.rows else "nothing was saved"
             progress.say(f"stopped after {len(history.rows)} whole epochs; {saved}")
             raise
     return history

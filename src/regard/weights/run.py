@@ -47,13 +47,18 @@ class Run:
     def create(path: Path) -> Run:
         """A new folder; an existing one that holds anything is never written over."""
         path = path.expanduser()
+        Run.require_new(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"the run folder cannot be made: {error}", where=path) from None
-        if any(path.iterdir()):
-            raise RunError("the run folder exists and is not empty", where=path, do="choose another --out")
         return Run(path)
+
+    @staticmethod
+    def require_new(path: Path) -> None:
+        path = path.expanduser()
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError("the run folder exists and is not empty", where=path, do="choose another --out")
 
     @staticmethod
     def open(path: str | Path) -> Run:
@@ -61,7 +66,8 @@ class Run:
         if not run.path.is_dir():
             raise RunError("there is no such run", where=run.path, do="give the folder that `regard train` made")
         if not (run.path / "config.json").is_file():
-            raise RunError("the folder is not a run: it has no config.json", where=run.path)
+            do = "give the folder that `regard train` made; it comes before the data"
+            raise RunError("the folder is not a run: it has no config.json", where=run.path, do=do)
         return run
 
     def checkpoint(self, name: str = "best") -> Path:
