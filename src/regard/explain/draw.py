@@ -83,7 +83,8 @@ def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray, str]:
     """(H, W, channels) and (H, W); of a volume, the slice where the map peaks, and which one that is."""
     picture, values, part = item.picture, item.map, ""
     if values.ndim == 3:
-        depth = int(values.sum((1, 2)).argmax())
+        weight, content = values.sum((1, 2)), picture.flatten(2).std(2).sum(0)
+        depth = int(content.masked_fill(weight < 0.999 * weight.max(), -1.0).argmax())  # the fullest that peaks
         part = f", slice {depth + 1} of {len(values)}"
         picture, values = picture[:, depth], values[depth]
     if values.ndim == 1:
