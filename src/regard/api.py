@@ -295,8 +295,8 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     if origins["batch"] != "flag" and len(parts["train"]) < 10 * config.batch:  # few images: still ten steps an epoch
         config = change(config, {"batch": max(4, len(parts["train"]) // 10)})
         origins["batch"] = "auto"
-    own = ", ".join(f"{n}={getattr(config, n)}" for n, origin in origins.items() if origin in ("recipe", "auto"))
-    progress.say(f"recipe {config.recipe} and what the data suggests: {own}")
+    chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
+    progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     torch.manual_seed(config.seed)
     model: Network = registry.build(
         config.model,
