@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import ConfigError, did_you_mean
+from regard.errors import ConfigError, RunError, did_you_mean
 
 T = TypeVar("T")
 
@@ -41,8 +41,6 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """The contents of a JSON file; anything else is an error that says where."""
-    from regard.errors import RunError
-
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import raw_attention, rollout
 from regard.geometry import TokenMap
 from regard.networks import Network
-from regard.nn import Tape, capture
+from regard.nn import capture
 from regard.tasks import Prediction, Task
 
 METHODS: dict[str, tuple[Callable[..., Tensor], frozenset[str]]] = {
@@ -105,7 +105,7 @@ def explain(
         probs = task.probabilities(model(x))[0]
     prediction = Prediction.of(name, probs.cpu(), classes)
     where = model.token_map(tuple(x.shape[2:]))
-    values = _values(tape, where, method, options)
+    values = METHODS[method][0](tape, where, **options)[0].cpu()
     number = classes.index(target or prediction.label)
     scores = faithfulness(lambda z: task.probabilities(model(z))[:, number], x, values, where, seed=seed)
     painted = where.paint(values)
@@ -120,7 +120,3 @@ def explain(
         picture=picture,
         where=where,
     )
-
-
-def _values(tape: Tape, where: TokenMap, method: str, options: dict[str, Any]) -> Tensor:
-    return METHODS[method][0](tape, where, **options)[0].cpu()

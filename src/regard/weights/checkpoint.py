@@ -33,7 +33,7 @@ class Checkpoint:
     weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-def write_aside(path: Path, write: Callable[[Path], None]) -> None:
+def write_aside(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a file beside `path`, then put it in place: a failure leaves the old file whole."""
     aside = path.with_name(f".{path.name}.part")
     try:

@@ -17,7 +17,7 @@ from regard.weights.checkpoint import write_aside
 
 
 def write_text(path: Path, text: str) -> None:
-    write_aside(path, lambda aside: void(aside.write_text(text, encoding="utf-8")))
+    write_aside(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def to_json(value: Any) -> str:
@@ -31,10 +31,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def void(_: object) -> None:
-    pass
 
 
 @dataclass(frozen=True)
