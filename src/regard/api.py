@@ -46,7 +46,7 @@ from regard.weights import Checkpoint, Run, load_checkpoint, save_checkpoint, wr
 
 _MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path",
+    "drop_path", "stem",
 )  # fmt: skip
 
 

@@ -100,6 +100,8 @@ class ViTConfig:
     dropout: float = 0.0
     drop_path: float = 0.0
     layer_scale: float | None = None
+    stem: Literal["patch", "conv"] = "patch"
+    eps: float = 1e-6
 
     def __post_init__(self) -> None:
         for name in ("channels", "classes", "width", "depth", "heads", "mlp"):
@@ -180,6 +182,8 @@ class RunConfig:
     """Position embedding."""
     registers: int | None = None
     """Register tokens."""
+    stem: Literal["patch", "conv"] | None = None
+    """What makes tokens: one linear projection of each patch, or a few convolutions."""
     dropout: float | None = None
     """Dropout on tokens and branches."""
     drop_path: float | None = None

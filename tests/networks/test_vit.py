@@ -87,6 +87,21 @@ def test_any_input_size(size, positions, pool):
     assert out.tokens.shape == (2, 2 + (pool == "class") + -(-size[0] // 8) * -(-size[1] // 8), 32)
 
 
+@pytest.mark.parametrize("size", [(16, 24), (17, 9)])
+def test_a_convolutional_stem_gives_the_tokens_of_its_patch_size(size):
+    model = small(stem="conv")
+    out = model(torch.randn(2, 3, *size))
+    assert out.tokens.shape[1] == model.token_map(size).tokens
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert [c.weight.shape[:2] for c in convolutions] == [(8, 3), (16, 8), (32, 16)]
+
+
+def test_a_convolutional_stem_is_for_pictures_in_powers_of_two():
+    for patch in ((6, 6), (4, 8), (4, 4, 4)):
+        with pytest.raises(ConfigError, match="stem='conv'"):
+            small(stem="conv", patch=patch, size=(24,) * len(patch))
+
+
 @pytest.mark.parametrize(("size", "patch"), [((20,), (4,)), ((8, 10, 12), (4, 5, 6))])
 def test_signals_and_volumes(size, patch):
     model = small(size=size, patch=patch, channels=2)

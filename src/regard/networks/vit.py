@@ -4,7 +4,8 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 
 Departures from the paper: patches are padded where the size does not divide; positions may be axial,
 sinusoidal or absent; register tokens (Darcet et al., 2024) may follow the class token, without a
-position; mean pooling (Zhai et al., 2022) does without a class token.
+position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
+may stand in for the patch projection.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ from regard.config import ViTConfig, change
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network
-from regard.nn import EncoderBlock, GridPositions, PatchEmbed
+from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -53,6 +54,9 @@ VARIANTS = {
 }
 
 
+STEMS = {"patch": PatchEmbed, "conv": ConvStem}
+
+
 class ViTOutput(NamedTuple):
     """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), normalised."""
 
@@ -77,7 +81,7 @@ class ViT(Network):
             raise ConfigError(f"size {config.size} and patch {config.patch} must both have 1, 2 or 3 axes")
         self.config = config
         width, classed = config.width, config.pool == "class"
-        self.patches = PatchEmbed(config.patch, config.channels, width)
+        self.patches = STEMS[config.stem](config.patch, config.channels, width)
         self.class_token = nn.Parameter(torch.empty(1, width)) if classed else None
         self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
         grid = grid_of(config.size, config.patch)
@@ -91,10 +95,11 @@ class ViT(Network):
                 dropout=config.dropout,
                 drop_path=config.drop_path * layer / max(config.depth - 1, 1),
                 layer_scale=config.layer_scale,
+                eps=config.eps,
             )
             for layer in range(config.depth)
         )
-        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.norm = nn.LayerNorm(width, eps=config.eps)
         self.head = self._make_head(config.classes, config.head)
         self.reset_parameters()
 

@@ -2,10 +2,11 @@
 
 from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture
 from regard.nn.blocks import MLP, DropPath, EncoderBlock, LayerScale
-from regard.nn.patches import GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
+from regard.nn.patches import ConvStem, GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
 
 __all__ = [
     "MLP",
+    "ConvStem",
     "DropPath",
     "EncoderBlock",
     "GridPositions",

@@ -1,5 +1,6 @@
 """From signals, images and volumes to tokens: patches, their projection, and where each one stands."""
 
+import itertools
 import math
 from typing import Literal
 
@@ -13,6 +14,12 @@ from regard.geometry import grid_of
 Positions = Literal["learned", "axial", "sinusoidal", "none"]
 
 
+def pad_to(x: Tensor, patch: tuple[int, ...]) -> Tensor:
+    """Zeros after the end of each axis of (B, C, *size), so that whole patches cover it."""
+    short = [-size % side for size, side in zip(x.shape[2:], patch, strict=True)]
+    return F.pad(x, [n for after in reversed(short) for n in (0, after)]) if any(short) else x
+
+
 def patchify(x: Tensor, patch: tuple[int, ...]) -> Tensor:
     """Cut (B, C, *size) into flat patches (B, N, C · Πpatch) in raster order, padding the last with zeros.
 
@@ -21,9 +28,7 @@ def patchify(x: Tensor, patch: tuple[int, ...]) -> Tensor:
     """
     dims = len(patch)
     grid = grid_of(tuple(x.shape[2:]), patch)
-    short = [g * p - s for g, p, s in zip(grid, patch, x.shape[2:], strict=True)]
-    if any(short):
-        x = F.pad(x, [n for after in reversed(short) for n in (0, after)])
+    x = pad_to(x, patch)
     split = [n for pair in zip(grid, patch, strict=True) for n in pair]
     x = x.reshape(*x.shape[:2], *split)  # (B, C, g₁, p₁, g₂, p₂, …)
     order = [0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2)]
@@ -44,6 +49,32 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.project(patchify(x, self.patch))
+
+
+class ConvStem(nn.Module):
+    """Tokens by a few 3 × 3 convolutions of stride 2 and one of 1 × 1 (Xiao et al., "Early convolutions", 2021).
+
+    As many tokens as with patches of the same size, each having seen a little around its patch. The
+    paper's last 3 × 3 convolution of stride 1 is left out.
+    """
+
+    def __init__(self, patch: tuple[int, ...], channels: int, width: int):
+        super().__init__()
+        side, halvings = patch[0], patch[0].bit_length() - 1
+        if len(set(patch)) > 1 or len(patch) != 2 or side != 2**halvings or side < 2:
+            raise ConfigError(
+                f"stem='conv' cannot make patches of {patch}", do="use a square patch of 2, 4, 8, 16 or 32"
+            )
+        self.patch = patch
+        widths = [channels, *(width // 2**n for n in reversed(range(halvings)))]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.project = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(self.convolutions(pad_to(x, self.patch)).flatten(2).transpose(1, 2))
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
