@@ -109,6 +109,7 @@ class Predictor:
         self.model: Network = registry.build(checkpoint.model, **checkpoint.config)
         _load_weights(self.model, checkpoint, checkpoint.model)
         self.model.to(device).eval()
+        self.model.lean = True
         self.task = Classification()
 
     def __repr__(self) -> str:
@@ -265,7 +266,7 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
         classes=len(source.classes),
         **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
     ).to(device)
-    model.checkpointing = config.checkpointing
+    model.checkpointing, model.lean = config.checkpointing, True
     size, channels = model.config.size, model.config.channels
     images = Images(found, size, channels)
     preparation = Preparation(size, channels, *statistics(images, parts["train"]))
@@ -319,12 +320,12 @@ def _fit(
     augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
     validation = Loader(images, parts["val"], config.batch, workers=workers)
 
-    def keep(name: str, history: History) -> None:
+    def keep(weights: dict[str, dict[str, Tensor]], history: History) -> None:
         run.write_rows("metrics.csv", history.rows)
-        state = Checkpoint(
-            config.model, to_dict(model.config), classes, preparation, history.rows[-1], model.state_dict()
-        )
-        save_checkpoint(run.checkpoint(name), state)
+        rows = {"best": history.best or {}, "last": history.rows[-1]}
+        for name, state in weights.items():
+            about = Checkpoint(config.model, to_dict(model.config), classes, preparation, rows[name], state)
+            save_checkpoint(run.checkpoint(name), about)
 
     return run_training(
         model,

@@ -206,6 +206,27 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
     torch.testing.assert_close(grads[0], grads[1])
 
 
+@pytest.mark.parametrize("fields", [{}, {"registers": 2, "layer_scale": 0.1}, {"pool": "mean"}])
+def test_a_lean_model_gives_the_same_logits_and_gradients(fields):
+    x, results = torch.randn(2, 3, 16, 24), []
+    for lean in (False, True):
+        model = small(**fields)
+        model.lean = lean
+        out = model(x)
+        out.logits.square().sum().backward()
+        results.append((out.logits, torch.cat([p.grad.flatten() for p in model.parameters()])))
+    torch.testing.assert_close(results[0], results[1])
+    assert out.tokens.shape[1] == (1 if model.class_token is not None else 6)
+
+
+def test_a_lean_model_records_all_rows():
+    model = small()
+    model.lean = True
+    with capture(model) as tape:
+        model(torch.randn(1, 3, 16, 24))
+    assert tape.attention(-1).shape == (1, 7, 7)
+
+
 def test_overfits_one_batch():
     torch.manual_seed(0)
     model = regard.create("vit_nano", classes=8, size=16)

@@ -60,9 +60,9 @@ def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
 
 def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_path, monkeypatch):
     """With plain gradient descent, since Adam hides a gradient of the wrong size."""
-    import regard.training.loop as loop
+    import regard.training.step as step
 
-    monkeypatch.setattr(loop, "make_optimizer", lambda model, lr, decay: torch.optim.SGD(model.parameters(), lr))
+    monkeypatch.setattr(step, "make_optimizer", lambda model, lr, decay: torch.optim.SGD(model.parameters(), lr))
     plain = {
         "crop": "none",
         "flip": False,

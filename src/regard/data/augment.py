@@ -157,20 +157,20 @@ def erase(x: Tensor, u: Tensor, share: float) -> Tensor:
     """Random erasing (Zhong et al., 2020): a box of 2 to 33 % of the image becomes zero, for `share` of them."""
     if share == 0:
         return x
-    dims = x.ndim - 2
+    dims, u = x.ndim - 2, u.to(x.device)
     area = 0.02 + 0.31 * u[:, 1]
     ratio = torch.exp((2 * u[:, 2] - 1) * math.log(10 / 3))
-    keep = torch.zeros(len(x), *x.shape[2:], dtype=torch.bool)
+    keep = torch.zeros(len(x), *x.shape[2:], dtype=torch.bool, device=x.device)
     for axis in range(dims):
         side = x.shape[2 + axis]
-        stretch = {0: ratio.sqrt(), dims - 1: 1 / ratio.sqrt()}.get(axis, torch.ones(len(x)))
+        stretch = {0: ratio.sqrt(), dims - 1: 1 / ratio.sqrt()}.get(axis, torch.ones_like(ratio))
         length = (area ** (1 / dims) * stretch * side).clamp(1, side).floor()
         start = (u[:, 3 + axis] * (side - length + 1)).floor()
-        at = torch.arange(side)[None]
+        at = torch.arange(side, device=x.device)[None]
         outside = (at < start[:, None]) | (at >= (start + length)[:, None])
         keep |= outside.reshape(len(x), *[-1 if axis == a else 1 for a in range(dims)])
     keep |= (u[:, 0] >= share).reshape(-1, *[1] * dims)
-    return x * keep[:, None].to(x.device, x.dtype)
+    return x * keep[:, None].to(x.dtype)
 
 
 def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step: int) -> tuple[Tensor, Tensor]:
@@ -202,12 +202,19 @@ class Augmenter:
     def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], classes: int):
         self.config, self.seed, self.mean, self.std, self.classes = config, seed, mean, std, classes
 
-    def __call__(self, images: Tensor, labels: Tensor, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        u = torch.from_numpy(uniforms(self.seed, epoch, index.numpy(), 17, use=2)).float()
+    def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
+        """Each image by itself, so any number of them at once: the result does not depend on the others."""
+        u = torch.from_numpy(uniforms(self.seed, epoch, numbers.numpy(), 17, use=2)).float()
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy)
-        x = erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
+        return erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
+
+    def mix(self, x: Tensor, labels: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """The images of a batch with one another, and their targets."""
         targets = F.one_hot(labels, self.classes).to(x.dtype)
         return mix(x, targets, self.config, self.seed, epoch, step)
+
+    def __call__(self, images: Tensor, labels: Tensor, numbers: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        return self.mix(self.images(images, numbers, epoch), labels, epoch, step)
 
 
 def to_float(images: Tensor) -> Tensor:

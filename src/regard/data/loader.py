@@ -124,22 +124,28 @@ class _Order:
     def __len__(self) -> int:
         return -(-len(self.index) // self.batch)
 
+    def numbers(self) -> np.ndarray:
+        return self.index if self.seed is None else order(self.seed, self.epoch, self.index)
+
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        index = self.index if self.seed is None else order(self.seed, self.epoch, self.index)
-        for start in range(0, len(index), self.batch):
-            yield [(self.epoch, int(i)) for i in index[start : start + self.batch]]
+        numbers = self.numbers()
+        for start in range(0, len(numbers), self.batch):
+            yield [(self.epoch, int(i)) for i in numbers[start : start + self.batch]]
 
 
 class Loader:
-    """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source."""
+    """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
+
+    Images that fit in memory are fitted once and kept there; `keep_on` moves them to a device for good.
+    """
 
     def __init__(self, images: Images, index: list[int], batch: int, *, shuffle: int | None = None, workers: int = 0):
-        self.images, self.order = images, _Order(np.array(index, dtype=np.int64), batch, shuffle)
+        self.images, self.order, self.batch = images, _Order(np.array(index, dtype=np.int64), batch, shuffle), batch
         self.stacked: Batch | None = None
         self.loader: DataLoader[Any] | None = None
-        if images.scan.cache and not images.crop:  # small enough to stay in memory, fitted once
+        if images.scan.cache and not images.crop:
             self.stacked = collate([images[0, i] for i in index]) if index else None
-            self.row = {i: n for n, i in enumerate(index)}
+            self.sorted = np.argsort(self.order.index)
         elif workers:
             # A generator of its own keeps the loader from drawing on (and so changing) the global one.
             self.loader = DataLoader(
@@ -154,17 +160,25 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def keep_on(self, device: torch.device) -> None:
+        if self.stacked is not None:
+            images, labels, numbers = self.stacked
+            self.stacked = Batch(images.to(device), labels.to(device), numbers)
+
+    def epoch(self, number: int, together: int = 1) -> Iterator[Batch]:
+        """The epoch's batches; of images in memory, `together` of them as one."""
         self.order.epoch = number
-        if self.loader is not None:
+        if self.stacked is not None:
+            numbers = self.order.numbers()
+            rows = self.sorted[np.searchsorted(self.order.index, numbers, sorter=self.sorted)]
+            for part in torch.from_numpy(rows).split(self.batch * together):
+                there = part.to(self.stacked.images.device)
+                yield Batch(self.stacked.images[there], self.stacked.labels[there], self.stacked.numbers[part])
+        elif self.loader is not None:
             yield from self.loader
-            return
-        for batch in self.order:
-            if self.stacked is None:
+        else:
+            for batch in self.order:
                 yield collate([self.images[at] for at in batch])
-            else:
-                rows = torch.tensor([self.row[i] for _, i in batch])
-                yield Batch(*(part[rows] for part in self.stacked))
 
 
 def collate(samples: list[tuple[Tensor, int, int]]) -> Batch:

@@ -15,6 +15,9 @@ class Network(nn.Module):
     checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, a third more time."""
 
+    lean: bool = False
+    """Compute what the logits need and no more; the output's `tokens` are then only those the head reads."""
+
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Where the tokens of every layer live on an input of this size (the configured one, if not said)."""
         raise NotImplementedError

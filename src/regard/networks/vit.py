@@ -19,7 +19,7 @@ from regard.config import ViTConfig, change
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network
-from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed
+from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed, recording
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -58,7 +58,10 @@ STEMS = {"patch": PatchEmbed, "conv": ConvStem}
 
 
 class ViTOutput(NamedTuple):
-    """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), normalised."""
+    """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), normalised.
+
+    Of a `lean` model with a class token, `tokens` holds that one alone.
+    """
 
     logits: Tensor
     features: Tensor
@@ -138,11 +141,13 @@ class ViT(Network):
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
         tokens = self.embed(x)
-        for block in self.blocks:
+        alone = self.lean and self.class_token is not None and not recording()
+        for number, block in enumerate(self.blocks, start=1):
+            only = 1 if alone and number == len(self.blocks) else None
             if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, use_reentrant=False)
+                tokens = checkpoint(block, tokens, only=only, use_reentrant=False)
             else:
-                tokens = block(tokens)  # equations 2 and 3
+                tokens = block(tokens, only=only)  # equations 2 and 3
         tokens = self.norm(tokens)
         if self.class_token is not None:
             features = tokens[:, 0]  # equation 4

@@ -1,6 +1,6 @@
 """The parts every network is made of. `attention` comes first: everything else stands around it."""
 
-from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture
+from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture, recording
 from regard.nn.blocks import MLP, DropPath, EncoderBlock, LayerScale
 from regard.nn.patches import ConvStem, GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
 
@@ -18,6 +18,7 @@ __all__ = [
     "attention_weights",
     "capture",
     "patchify",
+    "recording",
     "resample_grid",
     "sinusoid",
     "sinusoid_grid",

@@ -102,6 +102,11 @@ def _record(q: Tensor, k: Tensor, scale: float | None, mask: Tensor | None, bias
             tape._calls.append(_Call(tape._name, *copies, scale, kept[0], kept[1], causal))
 
 
+def recording() -> bool:
+    """Whether a tape listens, here and now; never in compiled code, which `capture` keeps from running."""
+    return not torch.compiler.is_compiling() and bool(_TAPES.get())
+
+
 class _Call(NamedTuple):
     name: str
     q: Tensor

@@ -46,15 +46,19 @@ class DropPath(nn.Module):
     Surviving branches are divided by 1 - rate, so the expectation is that of evaluation.
     """
 
+    rate: Tensor
+
     def __init__(self, rate: float):
         super().__init__()
-        self.rate = rate
+        self.active = rate > 0
+        # A tensor, not a number: blocks that differ only in their rate then share one compiled graph.
+        self.register_buffer("rate", torch.tensor(rate), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
+        if not self.training or not self.active:
             return x
         keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
-        return x * keep.to(x.dtype) / (1.0 - self.rate)
+        return x * (keep / (1.0 - self.rate)).to(x.dtype)
 
 
 class EncoderBlock(nn.Module):
@@ -87,11 +91,15 @@ class EncoderBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, only: int | None = None) -> Tensor:
+        """Tokens (B, N, width) in and out; `only` asks for the first few alone, which still see all others."""
+        keys = self.norm1(x) if self.norm_first else x
+        x = x[:, :only]
+        mixed = self.attention(keys, mask=mask) if only is None else self.attention(keys[:, :only], keys, mask=mask)
+        x = x + self._branch(self.scale1, mixed)
         if self.norm_first:
-            x = x + self._branch(self.scale1, self.attention(self.norm1(x), mask=mask))
             return x + self._branch(self.scale2, self.mlp(self.norm2(x)))
-        x = self.norm1(x + self._branch(self.scale1, self.attention(x, mask=mask)))
+        x = self.norm1(x)
         return self.norm2(x + self._branch(self.scale2, self.mlp(x)))
 
     def _branch(self, scale: nn.Module, x: Tensor) -> Tensor:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.config import RunConfig
 from regard.console import Progress
-from regard.data import Augmenter, Batch, Loader
+from regard.data import Augmenter, Loader
 from regard.errors import RunError
 from regard.tasks import Task
-from regard.training.optim import Average, learning_rate, make_optimizer
+from regard.training.optim import Average, learning_rate
+from regard.training.step import Step, mixed
+
+SAVE_EVERY = 30.0  # seconds: an epoch may take one, and writing weights to disk as long
 
 
 @dataclass
@@ -35,57 +38,47 @@ def train(
     config: RunConfig,
     device: torch.device,
     evaluate: Callable[[nn.Module], dict[str, float]],
-    keep: Callable[[str, History], None],
+    keep: Callable[[dict[str, dict[str, Tensor]], History], None],
     progress: Progress,
 ) -> History:
-    """Train for `config.epochs`. `evaluate` gives validation figures; `keep(name, history)` saves the model.
+    """Train for `config.epochs`. `evaluate` gives validation figures; `keep(weights by name, history)` saves.
 
     The weights that are evaluated and kept are the moving average, if there is one. Dropout draws from a
     generator seeded anew at every step, so nothing depends on what else drew from it.
     """
-    optimizer = make_optimizer(model, config.lr, config.weight_decay)
+    step = Step(model, task, config, device)
     average = Average(model, config.ema) if config.ema else None
-    # One graph for each batch size (the last batch is smaller): symbolic sizes are slower, and break in torch 2.11.
-    forward = torch.compile(model, dynamic=False) if config.compile else model
+    loader.keep_on(device)
     per_epoch = math.ceil(len(loader) / config.accumulate)
-    steps, step, history, start = per_epoch * config.epochs, 0, History(), time.monotonic()
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
-
-    def backward(batch: Batch, epoch: int, number: int, parts: int) -> torch.Tensor:
-        images, labels = (t.to(device, non_blocking=True) for t in batch[:2])
-        x, targets = augment(images, labels, batch.numbers, epoch, number)
-        with mixed:
-            loss = task.loss(forward(x), targets)
-        (loss / parts).backward()
-        return loss.detach()
-
+    steps, done, history, shelf = per_epoch * config.epochs, 0, History(), _Shelf(keep)
+    start = time.monotonic()
     with progress.bar("training step", steps) as tick:
         try:
             for epoch in range(1, config.epochs + 1):
                 model.train()
                 total, lr, parts = torch.zeros((), device=device), 0.0, 1
-                for number, batch in enumerate(loader.epoch(epoch)):
+                for number, (x, targets) in enumerate(batches(loader, augment, epoch, device)):
                     if number % config.accumulate == 0:
-                        torch.manual_seed((config.seed << 32) + step)
+                        torch.manual_seed((config.seed << 32) + done)
                         parts = min(config.accumulate, len(loader) - number)
-                    total += backward(batch, epoch, number, parts)
-                    if (number + 1) % config.accumulate and number + 1 < len(loader):
-                        continue
-                    lr = learning_rate(step, steps, config.lr, config.warmup)
-                    for group in optimizer.param_groups:
-                        group["lr"] = lr
-                    if config.clip:
-                        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    step += 1
+                        lr = learning_rate(done, steps, config.lr, config.warmup)
+                        step.set_rate(lr)
+                    if config.accumulate == 1:
+                        total += step.whole(x, targets)
+                    else:
+                        total += step.gradients(x, targets, parts)
+                        if (number + 1) % config.accumulate and number + 1 < len(loader):
+                            continue
+                        step.apply()
+                    done += 1
                     if average:
                         average.update()
-                    tick(step, _note(history))
+                    tick(done, _note(history))
                 loss = float(total) / len(loader)
                 if average:
                     average.swap()
-                figures = evaluate(model)
+                with torch.compiler.set_stance("force_eager"), mixed(config, device):
+                    figures = evaluate(model)
                 if not math.isfinite(loss + figures["loss"]):
                     raise RunError(
                         f"the loss is not a number in epoch {epoch}; the weights kept are those from before",
@@ -94,23 +87,55 @@ def train(
                 seconds = round(time.monotonic() - start, 2)
                 row = {
                     "epoch": epoch,
-                    "step": step,
+                    "step": done,
                     "seconds": seconds,
                     "lr": f"{lr:.3g}",
                     "train_loss": round(loss, 5),
                 }
                 history.rows.append(row | {f"val_{name}": round(value, 5) for name, value in figures.items()})
-                if history.best is None or _rank(history.rows[-1]) >= _rank(history.best):
+                better = history.best is None or _rank(history.rows[-1]) >= _rank(history.best)
+                if better:
                     history.best = history.rows[-1]
-                    keep("best", history)
-                keep("last", history)
+                shelf.put(model, history, better)
                 if average:
                     average.swap()
         except KeyboardInterrupt:
             saved = "the run folder can be used with eval, predict and explain" if history.rows else "nothing was saved"
             progress.say(f"stopped after {len(history.rows)} whole epochs; {saved}")
             raise
+        finally:
+            shelf.write(history)
     return history
+
+
+class _Shelf:
+    """The best and the last weights, written from time to time and at the end."""
+
+    def __init__(self, keep: Callable[[dict[str, dict[str, Tensor]], History], None]):
+        self.keep, self.weights, self.written = keep, {}, 0.0
+
+    def put(self, model: nn.Module, history: History, best: bool) -> None:
+        copy = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.weights |= {"best": copy, "last": copy} if best else {"last": copy}
+        if time.monotonic() - self.written > SAVE_EVERY:
+            self.write(history)
+
+    def write(self, history: History) -> None:
+        if self.weights:
+            self.keep(self.weights, history)
+            self.weights, self.written = {}, time.monotonic()
+
+
+def batches(loader: Loader, augment: Augmenter, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Augmented images and soft targets. On a GPU many batches are augmented at once: a few launches, not many."""
+    together = 16 if device.type == "cuda" else 1
+    step = 0
+    for some in loader.epoch(epoch, together):
+        images = augment.images(some.images.to(device, non_blocking=True), some.numbers, epoch)
+        labels = some.labels.to(device, non_blocking=True)
+        for x, own in zip(images.split(loader.batch), labels.split(loader.batch), strict=True):
+            yield augment.mix(x, own, epoch, step)
+            step += 1
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, float]:
