@@ -144,8 +144,10 @@ class RunConfig:
     """Images a step."""
     accumulate: int = 1
     """Steps whose gradients are added before the weights move: an effective batch of batch × accumulate."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What moves the weights: AdamW, or Muon for the blocks' matrices and AdamW for the rest."""
     lr: float = 1e-3
-    """Peak learning rate of AdamW; warmed up, then a cosine to zero."""
+    """Peak learning rate; warmed up, then a cosine to zero."""
     weight_decay: float = 0.05
     """Pull towards zero, on matrices only."""
     warmup: float = 0.05

@@ -12,7 +12,7 @@ from torch import nn
 import regard
 from regard import api
 from regard.errors import RunError
-from regard.training import Average, make_optimizer
+from regard.training import Average, Muon, make_optimizers
 
 
 def final_weights(run, name="last"):
@@ -62,7 +62,9 @@ def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_p
     """With plain gradient descent, since Adam hides a gradient of the wrong size."""
     import regard.training.step as step
 
-    monkeypatch.setattr(step, "make_optimizer", lambda model, lr, decay: torch.optim.SGD(model.parameters(), lr))
+    monkeypatch.setattr(
+        step, "make_optimizers", lambda model, kind, lr, decay: [torch.optim.SGD(model.parameters(), lr)]
+    )
     plain = {
         "crop": "none",
         "flip": False,
@@ -97,13 +99,39 @@ def test_the_average_is_an_average():
 
 def test_only_matrices_decay():
     model = regard.create("vit_nano", classes=3, size=16, registers=1, layer_scale=0.1)
-    decayed, plain = make_optimizer(model, 0.1, 0.05).param_groups
+    decayed, plain = make_optimizers(model, "adamw", 0.1, 0.05)[0].param_groups
     assert decayed["weight_decay"] == 0.05
     assert plain["weight_decay"] == 0.0
     kept = {id(p) for p in plain["params"]}
     for name, p in model.named_parameters():
         free = p.ndim == 1 or name in ("class_token", "registers", "positions.table")
         assert (id(p) in kept) == free, name
+
+
+def test_muon_takes_the_matrices_of_the_blocks():
+    model = regard.create("vit_nano", classes=3, size=16)
+    rest, muon = make_optimizers(model, "muon", 0.1, 0.05)
+    taken = {id(p) for p in muon.param_groups[0]["params"]}
+    for name, p in model.named_parameters():
+        assert (id(p) in taken) == (name.startswith("blocks.") and p.ndim == 2), name
+    assert len(taken) + sum(len(g["params"]) for g in rest.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 32)])
+def test_muon_against_torch(shape):
+    """torch's works in bf16 and one matrix at a time; ours on the CPU in fp32 and all at once."""
+    torch.manual_seed(0)
+    start, grads = torch.randn(2, *shape), torch.randn(4, 2, *shape)
+    own, other = ([nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    ours = Muon(own, 0.02, 0.1)
+    theirs = torch.optim.Muon(other, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for step in grads:
+        for a, b, g in zip(own, other, step, strict=True):
+            a.grad, b.grad = g.clone(), g.clone()
+        ours.step()
+        theirs.step()
+    moved = torch.stack(list(other)) - start
+    assert (torch.stack(list(own)) - torch.stack(list(other))).norm() < 0.01 * moved.norm()
 
 
 def test_ctrl_c_keeps_what_was_learnt(picture_folder, tmp_path, monkeypatch):

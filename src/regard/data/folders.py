@@ -21,17 +21,22 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
         for name in [] if real in visited else files:
             if not name.startswith("."):
                 path = Path(place, name)
-                _require_text(path)
+                _require_text(name)
                 (images if path.suffix.lower() in SUFFIXES else others).append(path)
         visited.add(real)
-    return sorted(images), sorted(others)
+    return sorted(images, key=_parts), sorted(others, key=_parts)
 
 
-def _require_text(path: Path) -> None:
+def _parts(path: Path) -> tuple[str, ...]:
+    """What paths are ordered by, worked out once for each."""
+    return path.parts
+
+
+def _require_text(name: str) -> None:
     try:
-        str(path).encode()
+        name.encode()
     except UnicodeEncodeError:
-        name = os.fsencode(path).decode(errors="replace")
+        name = os.fsencode(name).decode(errors="replace")
         raise DataError("a file name is not UTF-8", where=name, do="rename the file") from None
 
 
@@ -93,7 +98,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def not_used(root: Path, used: list[Path], there: list[Path]) -> tuple[str, ...]:
     """Names of the files that are there and not used."""
-    return tuple(p.relative_to(root).as_posix() for p in sorted(set(there) - set(used)))
+    return tuple(p.relative_to(root).as_posix() for p in sorted(set(there) - set(used), key=_parts))
 
 
 def find_images(inputs: Iterable[str]) -> list[Path]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict, deque
+import multiprocessing
+import os
+import signal
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from multiprocessing.pool import ThreadPool
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from regard.console import columns
@@ -110,42 +115,60 @@ class Scan:
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
     """Read every sample once, in parallel; damage is listed, not raised."""
     found, cached, total = Scan(source), 0, len(source.samples)
-
-    def look(index: int) -> tuple[tuple[int, ...], str, str, Tensor | None] | DataError:
-        try:
-            pixels, mode = source.read(index)
-        except DataError as error:
-            return error
-        digest = hashlib.sha256(f"{tuple(pixels.shape)}{pixels.dtype}".encode())
-        digest.update(pixels.contiguous().numpy().data)
-        small = max(pixels.shape[1:]) <= CACHE_SIDE
-        return tuple(pixels.shape), mode, digest.hexdigest()[:32], pixels if small else None
-
-    with ThreadPoolExecutor() as pool:
-        for index, result in enumerate(_ordered(pool, look, total)):
-            tick(index + 1, total)
-            if isinstance(result, DataError):
-                found.unreadable.append((source.samples[index].key, result.what))
-                found.digests.append(None)
-                continue
-            shape, mode, digest, pixels = result
-            found.sizes[shape[1:]] += 1
-            found.modes[mode] += 1
-            found.channels = max(found.channels, shape[0])
-            found.digests.append(digest)
-            if pixels is not None and cached <= CACHE_BYTES:
-                cached += pixels.nbytes
-                found.cache[index] = pixels
+    for index, result in enumerate(_looks(source, total)):
+        tick(index + 1, total)
+        if isinstance(result, str):
+            found.unreadable.append((source.samples[index].key, result))
+            found.digests.append(None)
+            continue
+        shape, mode, digest, pixels = result
+        found.sizes[shape[1:]] += 1
+        found.modes[mode] += 1
+        found.channels = max(found.channels, shape[0])
+        found.digests.append(digest)
+        if pixels is not None and cached <= CACHE_BYTES:
+            cached += pixels.nbytes
+            found.cache[index] = torch.from_numpy(pixels)
     if len(found.cache) < total - len(found.unreadable):
         found.cache.clear()
     return found
 
 
-def _ordered(pool: ThreadPoolExecutor, work: Callable[[int], Any], count: int, ahead: int = 64) -> Iterator[Any]:
-    """Results in order with only `ahead` of them in flight, so that a large data set does not fill memory."""
-    waiting = deque(pool.submit(work, n) for n in range(min(ahead, count)))
-    for n in range(count):
-        result = waiting.popleft().result()
-        if n + ahead < count:
-            waiting.append(pool.submit(work, n + ahead))
-        yield result
+_Look = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
+"""Shape, mode, digest and (if small) pixels of one sample; or what is wrong with it."""
+
+
+def _look(source: Source, index: int) -> _Look:
+    try:
+        tensor, mode = source.read(index)
+    except DataError as error:
+        return error.what
+    pixels = np.ascontiguousarray(tensor.numpy())
+    digest = hashlib.sha256(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+    digest.update(pixels.data)
+    small = max(tensor.shape[1:]) <= CACHE_SIDE
+    return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
+
+
+def _looks(source: Source, total: int) -> Iterator[_Look]:
+    """Looks at every sample, in order. Small pictures are decoded by processes: threads only wait for each other."""
+    cores = os.cpu_count() or 1
+    if total < 500 or cores == 1 or multiprocessing.get_start_method() != "fork":
+        with ThreadPool(cores) as threads:
+            yield from threads.imap(partial(_look, source), range(total))
+        return
+    with multiprocessing.Pool(cores, _begin, (source,)) as processes:
+        yield from processes.imap(_look_here, range(total), chunksize=32)
+
+
+_HERE: list[Source] = []  # in a process of the pool: what it reads from
+
+
+def _begin(source: Source) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    torch.set_num_threads(1)
+    _HERE[:] = [source]
+
+
+def _look_here(index: int) -> _Look:
+    return _look(_HERE[0], index)

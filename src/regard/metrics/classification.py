@@ -63,7 +63,7 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
     confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(confusion, (labels, predicted), 1)
     # Row 0 counts every sample once and gives the value; the other rows are the resamples.
-    resamples = int(np.clip(20_000_000 // n, 200, 1000))
+    resamples = int(np.clip(10_000_000 // n, 200, 1000))
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
     weights = np.vstack([np.ones(n), draws])
     own = np.clip(probs[np.arange(n), labels], 1e-12, 1.0)
@@ -162,15 +162,20 @@ def _mean_of_present(each: np.ndarray) -> np.ndarray:
 
 
 def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """AUROC of one class for each row of sample weights."""
+    """AUROC of one class for each row of sample weights (small whole numbers, so float32 holds every sum)."""
     rank = np.argsort(score, kind="stable")
+    weights, up_here = weights.astype(np.float32)[:, rank], positive[rank]
     starts = np.flatnonzero(np.r_[True, np.diff(score[rank]) > 0])
-    up = np.add.reduceat((weights * positive)[:, rank], starts, axis=1)
-    down = np.add.reduceat((weights * ~positive)[:, rank], starts, axis=1)
-    below = np.cumsum(down, axis=1) - down
-    pairs = up.sum(1) * down.sum(1)
+    below = np.cumsum(np.where(up_here, 0, weights), axis=1)  # negatives up to and with each sample
+    last = np.r_[starts[1:], len(score)] - 1  # of each run of equal scores
+    run = np.cumsum(np.isin(np.arange(len(score)), starts))[up_here] - 1
+    through = below[:, last[run]]
+    before = np.where(starts[run] > 0, below[:, starts[run] - 1], 0)
+    up = weights[:, up_here]
+    total = up.sum(1, dtype=np.float64)
+    pairs = total * (weights.sum(1, dtype=np.float64) - total)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(pairs > 0, (up * (below + down / 2)).sum(1) / pairs, np.nan)
+        return np.where(pairs > 0, (up * (before + through) / 2).sum(1, dtype=np.float64) / pairs, np.nan)
 
 
 def _calibration(weights: np.ndarray, confidence: np.ndarray, hit: np.ndarray) -> np.ndarray:

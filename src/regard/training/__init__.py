@@ -1,6 +1,6 @@
 """The training loop and what moves the weights."""
 
 from regard.training.loop import History, train
-from regard.training.optim import Average, learning_rate, make_optimizer
+from regard.training.optim import Average, Muon, learning_rate, make_optimizers
 
-__all__ = ["Average", "History", "learning_rate", "make_optimizer", "train"]
+__all__ = ["Average", "History", "Muon", "learning_rate", "make_optimizers", "train"]

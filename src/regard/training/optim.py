@@ -1,23 +1,72 @@
-"""AdamW for the weights, a warmed-up cosine for its rate, and a moving average of where they went."""
+"""AdamW or Muon for the weights, a warmed-up cosine for their rate, and a moving average of where they went."""
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
 
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from regard.nn import EncoderBlock
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
 
 
-def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    decayed, plain = [], []
+def make_optimizers(model: nn.Module, kind: str, lr: float, weight_decay: float) -> list[torch.optim.AdamW | Muon]:
+    """AdamW for everything; or Muon for the blocks' matrices and AdamW for the rest. One rate serves both."""
+    blocks = [m for m in model.modules() if isinstance(m, EncoderBlock)] if kind == "muon" else []
+    hidden = {p for block in blocks for p in block.parameters() if p.ndim == 2}
+    matrices, decayed, plain = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             matrix = parameter.ndim > 1 and not any(part in _UNDECAYED for part in name.split("."))
-            (decayed if matrix else plain).append(parameter)
+            (matrices if parameter in hidden else decayed if matrix else plain).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     # A second moment over 100 steps, not 1,000: many runs here are only a few thousand steps long.
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.99), fused=True)
+    rest = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.99), fused=True)
+    return [rest, Muon(matrices, lr, weight_decay)] if matrices else [rest]
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised (Jordan et al., 2024), for matrices; scaled to AdamW's size of step
+    (Liu et al., "Muon is scalable", 2025), so that AdamW's rate and decay serve.
+
+    Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting.
+    """
+
+    def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            means, grads = [self.state[p]["momentum"] for p in params], [p.grad for p in params]
+            torch._foreach_lerp_(means, grads, 1 - group["momentum"])
+            ahead = torch._foreach_lerp(grads, means, group["momentum"])
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            for shape in {p.shape for p in params}:
+                same = [n for n, p in enumerate(params) if p.shape == shape]
+                moves = orthogonalised(torch.stack([ahead[n] for n in same]))
+                moves = moves.to(params[0].dtype) * (-0.2 * max(shape) ** 0.5 * group["lr"])
+                torch._foreach_add_([params[n] for n in same], list(moves.unbind()))
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Matrices (N, rows, columns) with their singular values brought near one, by five Newton–Schulz steps."""
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    if tall := x.shape[1] > x.shape[2]:
+        x = x.mT
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
@@ -44,7 +93,7 @@ class Average:
     def update(self) -> None:
         self.updates += 1
         decay = min(self.decay, self.updates / (self.updates + 10))
-        torch._foreach_lerp_(self.shadow, self.source, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_lerp_(self.shadow, self.source, 1 - decay)
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.config import RunConfig
 from regard.nn import EncoderBlock
 from regard.tasks import Task
-from regard.training.optim import make_optimizer
+from regard.training.optim import make_optimizers
 
 WARM = 3  # ordinary steps before recording: libraries choose their kernels, the optimizer makes its state
 
@@ -26,12 +26,12 @@ class Step:
 
     def __init__(self, model: nn.Module, task: Task, config: RunConfig, device: torch.device):
         self.model, self.task, self.config, self.device = model, task, config, device
-        self.optimizer = make_optimizer(model, config.lr, config.weight_decay)
+        self.optimizers = make_optimizers(model, config.optimizer, config.lr, config.weight_decay)
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor] | None = None
         self.recordable = device.type == "cuda" and config.accumulate == 1 and bool(config.compile)
         self.done = 0
         if self.recordable:
-            for group in self.optimizer.param_groups:
+            for group in self.groups():
                 group["lr"], group["capturable"] = torch.tensor(config.lr, device=device), True
         if config.compile:
             # Block by block: all blocks share one graph, so compiling takes seconds, not minutes.
@@ -39,8 +39,11 @@ class Step:
                 if isinstance(module, EncoderBlock):
                     module.compile(dynamic=False)
 
+    def groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
     def set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
+        for group in self.groups():
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -57,8 +60,9 @@ class Step:
         """Move the weights by the gradients gathered, and forget these."""
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
     def whole(self, x: Tensor, targets: Tensor) -> Tensor:
         """Gradients and update for one batch; returns its loss."""
