@@ -135,7 +135,7 @@ class RunConfig:
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
     recipe: str | None = None
-    """Named settings to start from: default, small_images or digits. Default: by the data."""
+    """Named settings to start from: default, small_images, cifar or digits. Default: by the data."""
     out: str | None = None
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100

@@ -26,6 +26,20 @@ def small_images() -> RunConfig:
     return RunConfig(model="vit_nano", epochs=60, batch=128, lr=2e-3, mixup=0.2, drop_path=0.05)
 
 
+def cifar() -> RunConfig:
+    """A ViT from scratch on some ten thousand small colour pictures, on a GPU, plain supervision.
+
+    regard train DATA --recipe cifar
+    regard train DATA --recipe cifar --stem conv --epochs 110
+
+    CIFAR-10 on one H200: benchmarks/results/cifar10.md. AdamW instead of Muon is far behind after as many epochs.
+    """
+    return RunConfig(
+        model="vit_s16", patch=4, depth=8, epochs=185, batch=512, optimizer="muon", lr=2e-3, weight_decay=0.1,
+        policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1, holdout=0.05,
+    )  # fmt: skip
+
+
 def digits() -> RunConfig:
     """The embedded hand-written digits (1,797 of 8 × 8 pixels) on two CPU cores.
 
@@ -37,7 +51,7 @@ def digits() -> RunConfig:
     return RunConfig(model="vit_nano", patch=2, epochs=120, batch=32, lr=2e-3, mixup=0.2, crop="shift", flip=False)
 
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {f.__name__: f for f in (default, small_images, digits)}
+RECIPES: dict[str, Callable[[], RunConfig]] = {f.__name__: f for f in (default, small_images, cifar, digits)}
 
 
 def find(name: str) -> RunConfig:

@@ -1,0 +1,88 @@
+"""CIFAR-10 from scratch on one GPU, by the recipe `cifar`: test accuracy, wall clock, and the curve between them.
+
+The clock starts with this process and stops when the test images are evaluated: decoding, compiling and saving are
+in it. Settings were chosen on validation images cut from the training set; so are the weights; the test set is read
+once, at the end.
+
+    python benchmarks/cifar10.py DATA --stem patch --out results      # DATA: the folder with train/ and test/
+    python benchmarks/cifar10.py --draw results                       # the curves of the runs kept there
+"""
+
+import argparse
+import csv
+import json
+import tempfile
+import time
+from pathlib import Path
+
+START = time.time()
+
+
+def run(data: str, stem: str, epochs: int | None, out: Path) -> None:
+    import torch
+
+    import regard
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"recipe": "cifar", "stem": stem, "explain": 0, "out": f"{folder}/run"}
+        begun = time.time() - START
+        result = regard.train(data, **settings, **({"epochs": epochs} if epochs else {}))
+        wall = time.time() - START
+        summary, rows = result.read_json("summary.json"), result.read_rows("metrics.csv")
+        _, config, _ = result.read_config()
+    accuracy = summary["figures"]["accuracy"]
+    before = wall - begun - float(rows[-1]["seconds"])
+    facts = {
+        "stem": stem,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "torch": torch.__version__,
+        "parameters": summary["parameters"],
+        "epochs": config.epochs,
+        "test accuracy": accuracy,
+        "validation accuracy": summary["val_accuracy"],
+        "wall clock, s": round(wall, 1),
+        "of that before and after training, s": round(begun + before, 1),
+        "first epoch with compiling, s": float(rows[0]["seconds"]),
+        "later epochs, s each": round((float(rows[-1]["seconds"]) - float(rows[0]["seconds"])) / (len(rows) - 1), 3),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"cifar10-{stem}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    with (out / f"cifar10-{stem}.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("epoch", "seconds", "train_loss", "val_accuracy"))
+        writer.writerows((r["epoch"], r["seconds"], r["train_loss"], r["val_accuracy"]) for r in rows)
+    print(json.dumps(facts, indent=2))
+
+
+def draw(folder: Path) -> None:
+    """Validation accuracy against seconds since training began, one line a stem."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    ax = figure.subplots()
+    for path, colour in zip(sorted(folder.glob("cifar10-*.csv")), ("#D55E00", "#0072B2"), strict=False):
+        rows = list(csv.DictReader(path.open()))
+        facts = json.loads(path.with_suffix(".json").read_text())
+        value = facts["test accuracy"]["value"]
+        label = f"{facts['stem']}: {value:.2%} on the test set, {facts['wall clock, s']:.0f} s in all"
+        seconds, accuracy = ([float(r[name]) for r in rows] for name in ("seconds", "val_accuracy"))
+        ax.plot(seconds, [100 * a for a in accuracy], color=colour, label=label)
+    ax.axhline(93, color="#888888", linewidth=0.8, linestyle=":")
+    ax.set(xlabel="seconds since training began", ylabel="validation accuracy (%)", ylim=(40, 100))
+    ax.grid(alpha=0.3)
+    ax.legend(loc="lower right")
+    figure.savefig(folder / "cifar10.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("--stem", choices=("patch", "conv"), default="patch")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--draw", type=Path)
+    options = parser.parse_args()
+    if options.draw:
+        draw(options.draw)
+    else:
+        run(options.data, options.stem, options.epochs, options.out)
