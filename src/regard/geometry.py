@@ -71,3 +71,14 @@ class TokenMap:
         for axis, (cell, side) in enumerate(zip(self.cell, self.size, strict=True), start=values.ndim - 1):
             field = field.repeat_interleave(cell, dim=axis).narrow(axis, 0, side)
         return field
+
+    def collect(self, field: Tensor) -> Tensor:
+        """The other way: a map of the input's size (..., *size) summed over each token's box, (..., places)."""
+        from torch.nn import functional as F
+
+        batch = field.shape[: field.ndim - len(self.size)]
+        field = field.reshape(-1, *self.size)
+        short = [g * c - s for g, c, s in zip(self.grid, self.cell, self.size, strict=True)]
+        field = F.pad(field, [n for after in reversed(short) for n in (0, after)])
+        field = field.reshape(-1, *(n for pair in zip(self.grid, self.cell, strict=True) for n in pair))
+        return field.sum(tuple(range(2, field.ndim, 2))).reshape(*batch, self.places)

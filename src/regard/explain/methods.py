@@ -1,10 +1,49 @@
-"""From recorded attention to one number a token: how much each place had to do with the output."""
+"""Seven ways to one number a token: how much each place had to do with what the network answered.
 
+Four read the recorded attention (and its gradients) and nothing else; three ask the network itself. All
+of them explain one score, the target's logit, and none needs to be told a layer or a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.errors import ConfigError
 from regard.geometry import TokenMap
-from regard.nn import Tape
+from regard.networks import Network
+from regard.nn import MultiHeadAttention, Tape, capture
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be explained: a prepared input x (1, C, *size), and the score it gets from the model."""
+
+    model: Network
+    x: Tensor
+    score: Callable[[Tensor], Tensor]
+    """The target's logit (B,) for inputs (B, C, *size), by this model."""
+
+    @property
+    def where(self) -> TokenMap:
+        return self.model.token_map(tuple(self.x.shape[2:]))
+
+    def tape(self) -> Tape:
+        """The attention of one forward pass."""
+        with torch.inference_mode(), capture(self.model) as tape:
+            self.score(self.x)
+        return tape
+
+    def gradient_tape(self) -> Tape:
+        """The attention of one forward pass, and the score's gradient with respect to it."""
+        x = self.x.detach().clone().requires_grad_()
+        with torch.enable_grad(), capture(self.model, gradients=True) as tape:
+            torch.autograd.grad(self.score(x).sum(), x)
+        return tape
 
 
 def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | None = None) -> Tensor:
@@ -27,7 +66,116 @@ def rollout(tape: Tape, where: TokenMap, *, identity: bool = True) -> Tensor:
         if identity:
             weights = (weights + torch.eye(weights.shape[-1], device=weights.device)) / 2
         joint = weights if joint is None else weights @ joint
-    return _read(tape.attention(0) if joint is None else joint, where)
+    return _read(_some(joint, tape), where)
+
+
+def gradient_rollout(tape: Tape, where: TokenMap) -> Tensor:
+    """Rollout of attention weighted by what it did for the target: (batch, places).
+
+    W is the mean over heads of (∇A ⊙ A)⁺, its rows made to sum to one; a row that did nothing for the
+    target looks at itself. Then as in `rollout`.
+    """
+    joint: Tensor | None = None
+    for layer in range(len(tape)):
+        helped = _helped(tape, layer)
+        total, itself = helped.sum(-1, keepdim=True), torch.eye(helped.shape[-1], device=helped.device)
+        weights = torch.where(total > 0, helped / total.clamp_min(1e-30), itself)
+        weights = (weights + itself) / 2
+        joint = weights if joint is None else weights @ joint
+    return _read(_some(joint, tape), where)
+
+
+def relevance(tape: Tape, where: TokenMap) -> Tensor:
+    """Chefer, Gur & Wolf (ICCV 2021), equations 5 and 6 for self-attention: (batch, places).
+
+    R starts as the identity and gathers R + Ā R, layer by layer, with Ā the mean over heads of (∇A ⊙ A)⁺.
+    """
+    joint: Tensor | None = None
+    for layer in range(len(tape)):
+        helped = _helped(tape, layer)
+        if joint is None:
+            joint = torch.eye(helped.shape[-1], device=helped.device).expand_as(helped)
+        joint = joint + helped @ joint
+    return _read(_some(joint, tape), where)
+
+
+def grad_cam(case: Case) -> Tensor:
+    """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places).
+
+    After that attention only what the head reads has a gradient, so this is the last place where every
+    patch still has one. Channels are weighted by their mean gradient over the placed tokens.
+    """
+    entered: list[Tensor] = []
+    modules = [m for m in case.model.modules() if isinstance(m, MultiHeadAttention)]
+    handles = [m.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0])) for m in modules]
+    try:
+        x = case.x.detach().clone().requires_grad_()
+        with torch.enable_grad(), capture(case.model):  # capture: every token of the last layer is computed
+            score = case.score(x).sum()
+    finally:
+        for handle in handles:
+            handle.remove()
+    tokens = entered[-1]
+    slopes = torch.autograd.grad(score, tokens)[0]
+    placed = slice(len(case.where.prefix), None)
+    tokens, slopes = tokens[:, placed].detach(), slopes[:, placed]
+    return (tokens * slopes.mean(1, keepdim=True)).sum(-1).clamp_min(0)
+
+
+def integrated_gradients(case: Case, *, steps: int = 32, batch: int = 16) -> Tensor:
+    """Integrated gradients (Sundararajan et al., 2017) from the mean picture to the input: (1, places).
+
+    Gauss–Legendre in `steps` points. Summed over each token's pixels and channels; all together they add
+    up to the score's difference between the input and the mean picture (completeness).
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(steps)
+    points = torch.as_tensor((nodes + 1) / 2, dtype=case.x.dtype, device=case.x.device)
+    weights = torch.as_tensor(weights / 2, dtype=case.x.dtype, device=case.x.device)
+    total = torch.zeros_like(case.x)
+    shape = (-1, *[1] * (case.x.ndim - 1))
+    for point, weight in zip(points.split(batch), weights.split(batch), strict=True):
+        with torch.enable_grad():
+            way = (case.x.detach() * point.reshape(shape)).requires_grad_()
+            slopes = torch.autograd.grad(case.score(way).sum(), way)[0]
+        total += (slopes * weight.reshape(shape)).sum(0, keepdim=True)
+    return case.where.collect((total * case.x).sum(1))
+
+
+@torch.inference_mode()
+def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
+    """How far the score falls when a place becomes the mean colour (Zeiler & Fergus, 2014): (1, places).
+
+    `window` tokens along each axis are covered at a time, moving by one; a token gets the mean over the
+    windows that covered it.
+    """
+    where = case.where
+    if not 1 <= window <= min(where.grid):
+        raise ConfigError(f"window={window} does not fit", do=f"give 1 to {min(where.grid)}")
+    starts = [range(side - window + 1) for side in where.grid]
+    corners = torch.cartesian_prod(*(torch.tensor(list(s)) for s in starts)).reshape(-1, len(where.grid))
+    covers = torch.zeros(len(corners), *where.grid)
+    for cover, corner in zip(covers, corners.tolist(), strict=True):
+        cover[tuple(slice(c, c + window) for c in corner)] = 1.0
+    covers, falls = covers.flatten(1), []
+    whole = case.score(case.x)
+    for part in covers.split(batch):
+        kept = where.paint(1 - part)[:, None].to(case.x.device, case.x.dtype)
+        falls.append((whole - case.score(case.x * kept)).float().cpu())
+    return ((torch.cat(falls) @ covers) / covers.sum(0))[None]
+
+
+def _helped(tape: Tape, layer: int) -> Tensor:
+    """The mean over heads of (∇A ⊙ A)⁺: attention as far as it spoke for the target."""
+    heads = tape.heads(layer)
+    total = (tape.gradient(layer, 0) * tape.attention(layer, 0)).clamp_min(0)
+    for head in range(1, heads):
+        total += (tape.gradient(layer, head) * tape.attention(layer, head)).clamp_min(0)
+    return total / heads
+
+
+def _some(joint: Tensor | None, tape: Tape) -> Tensor:
+    """What was gathered; of an empty tape, the error that says so."""
+    return tape.attention(0) if joint is None else joint
 
 
 def _read(weights: Tensor, where: TokenMap) -> Tensor:

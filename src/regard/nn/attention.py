@@ -42,12 +42,13 @@ def attend(
     >>> attend(q, k, k, scale=1.0)
     tensor([[0.1000, 0.6229, 0.2463]])
     """
-    _record(q, k, scale, mask, bias, causal)
     alone = mask is None and bias is None
     limits = None if alone else _limits(q, k, mask, bias, causal)
     if limits is not None and limits.dtype != torch.bool:
         limits = limits.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=limits, is_causal=causal and alone, scale=scale)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=limits, is_causal=causal and alone, scale=scale)
+    _record(q, k, v, out, scale, mask, bias, causal)
+    return out
 
 
 def attention_weights(
@@ -60,8 +61,9 @@ def attention_weights(
     causal: bool = False,
 ) -> Tensor:
     """The weights (B, H, Q, K) themselves, for models whose features they are. Arguments as in `attend`."""
-    _record(q, k, scale, mask, bias, causal)
-    return _softmax(q, k, scale, mask, bias, causal)
+    weights = _softmax(q, k, scale, mask, bias, causal)
+    _record(q, k, None, weights, scale, mask, bias, causal)
+    return weights
 
 
 def _limits(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor | None:
@@ -89,17 +91,29 @@ def _softmax(
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
-def _record(q: Tensor, k: Tensor, scale: float | None, mask: Tensor | None, bias: Tensor | None, causal: bool) -> None:
+def _record(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    out: Tensor,
+    scale: float | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+) -> None:
     # A ContextVar cannot be traced, so compiled and exported graphs must not reach it; `capture`
     # makes compiled models run eagerly instead.
     if torch.compiler.is_compiling():
         return
     for tape in _TAPES.get():
         if tape._running:
-            # Cloned because q and k are usually views of one q-k-v projection whose values would stay alive.
-            kept = [None if t is None else t.detach() for t in (mask, bias)]
-            copies = q.detach().clone(), k.detach().clone()
-            tape._calls.append(_Call(tape._name, *copies, scale, kept[0], kept[1], causal))
+            # Cloned because q, k and v are usually views of one projection that would stay alive as a whole.
+            copies = (None if t is None else t.detach().clone() for t in (q, k, v if tape._gradients else None))
+            kept = (None if t is None else t.detach() for t in (mask, bias))
+            call = _Call(tape._name, *copies, scale, *kept, causal, [])  # pyright: ignore[reportArgumentType]
+            tape._calls.append(call)
+            if tape._gradients and out.requires_grad:
+                out.register_hook(lambda gradient, call=call: call.arrived.append(gradient.detach()))
 
 
 def recording() -> bool:
@@ -111,10 +125,13 @@ class _Call(NamedTuple):
     name: str
     q: Tensor
     k: Tensor
+    v: Tensor | None
     scale: float | None
     mask: Tensor | None
     bias: Tensor | None
     causal: bool
+    arrived: list[Tensor]
+    """Gradients that came back to the output, one for each backward pass."""
 
 
 class Tape:
@@ -124,8 +141,9 @@ class Tape:
     keys are kept, so a tape costs as much as two activations per layer and never a token × token matrix.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gradients: bool = False) -> None:
         self._calls: list[_Call] = []
+        self._gradients = gradients
         self._running = False
         self._name = ""
 
@@ -139,7 +157,8 @@ class Tape:
     @property
     def nbytes(self) -> int:
         """What the tape holds, in bytes."""
-        return sum(t.nbytes for call in self._calls for t in (call.q, call.k, call.mask, call.bias) if t is not None)
+        held = (t for call in self._calls for t in (call.q, call.k, call.v, call.mask, call.bias, *call.arrived))
+        return sum(t.nbytes for t in held if t is not None)
 
     def heads(self, layer: int) -> int:
         """How many heads a layer has."""
@@ -151,15 +170,34 @@ class Tape:
 
         Computed in double precision, one head at a time, and returned as float32.
         """
+        return self._of_head(self._weights, layer, head)
+
+    def gradient(self, layer: int, head: int | None = None) -> Tensor:
+        """How the captured output's gradient depends on each weight of one head: (batch, queries, keys).
+
+        For a tape made with `gradients=True`, after a backward pass. The fused kernel never holds the
+        weights A, but its output is A v, and so ∂/∂A = ∂/∂(A v) vᵀ, exactly.
+        """
+        if not self._gradients:
+            raise RegardError("the tape keeps no gradients", do="use `regard.capture(model, gradients=True)`")
+        if not self._call(layer).arrived:
+            raise RegardError(
+                f"no gradient has come back to layer {layer}",
+                do="inside the capture block, run the model with gradients on, then call backward on a number",
+            )
+        return self._of_head(self._slopes, layer, head)
+
+    def _of_head(self, compute: Callable[[_Call, int], Tensor], layer: int, head: int | None) -> Tensor:
+        """One head, or the mean over heads computed one at a time."""
         call, heads = self._call(layer), self.heads(layer)
         if head is None:
-            total = self._weights(call, 0)
+            total = compute(call, 0)
             for other in range(1, heads):
-                total += self._weights(call, other)
+                total += compute(call, other)
             return (total / heads).float()
         if not -heads <= head < heads:
             raise RegardError(f"layer {layer} has {heads} heads; there is no head {head}")
-        return self._weights(call, head % heads).float()
+        return compute(call, head % heads).float()
 
     def _call(self, layer: int) -> _Call:
         if not self._calls:
@@ -178,15 +216,29 @@ class Tape:
                 return t
             return t.select(-3, head if t.shape[-3] > 1 else 0)
 
-        precise = torch.float32 if call.q.device.type == "mps" else torch.float64
-        q, k = (t.select(-3, head).to(precise) if t.ndim > 2 else t.to(precise) for t in (call.q, call.k))
+        q, k = (_precise(t, head) for t in (call.q, call.k))
         weights = _softmax(q, k, call.scale, pick(call.mask), pick(call.bias), call.causal)
         return weights if weights.ndim > 2 else weights[None]
 
+    @staticmethod
+    def _slopes(call: _Call, head: int) -> Tensor:
+        slopes = _precise(call.arrived[-1], head)
+        if call.v is not None:
+            slopes = slopes @ _precise(call.v, head).transpose(-2, -1)
+        return slopes if slopes.ndim > 2 else slopes[None]
+
+
+def _precise(t: Tensor, head: int) -> Tensor:
+    """One head of (…, H, N, D), in double precision where the device has it."""
+    precise = torch.float32 if t.device.type == "mps" else torch.float64
+    return (t.select(-3, head) if t.ndim > 2 else t).to(precise)
+
 
 @contextmanager
-def capture(model: nn.Module) -> Iterator[Tape]:
+def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
     """Record what every attention in `model` looked at, exactly, while the model runs as usual.
+
+    With `gradients`, also how much each weight mattered to a number that is sent backward (`Tape.gradient`).
 
     The tape holds the latest forward pass of this model alone: other models and other threads do not
     reach it, the recomputation of checkpointed activations is not recorded twice, and a compiled model
@@ -199,7 +251,7 @@ def capture(model: nn.Module) -> Iterator[Tape]:
     >>> tape.attention(layer=1, head=2).shape, tape.names[1]
     (torch.Size([2, 17, 17]), 'blocks.1.attention')
     """
-    tape = Tape()
+    tape = Tape(gradients)
     root = getattr(model, "_orig_mod", model)
 
     def mine() -> bool:  # hooks sit on the model, which other threads may be running too
