@@ -36,6 +36,7 @@ from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_sa
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, explain
 from regard.explain.draw import draw
+from regard.explain.explorer import BUDGET, keep_attention
 from regard.explain.inspection import Inspection, inspect_model
 from regard.explain.visualise import STEPS, Visualisation, excite
 from regard.networks import Network
@@ -369,12 +370,14 @@ def _explain_some(
         firsts += [n for n in range(len(right)) if right[n] and result.labels[n] == c][:1]
     rest = [n for n in range(len(right)) if right[n] and n not in firsts] + wrong[count // 2 :]
     chosen = (wrong[: count // 2] + firsts + rest)[:count]
-    done: list[Explanation] = []
+    done, room = list[Explanation](), BUDGET
     with progress.bar("explaining", len(chosen)) as tick:
         for n in chosen:
             pixels = images[0, int(result.index[n])][0]
             done.append(predictor.explain(pixels).about(result.keys[n], result.classes[result.labels[n]]))
             draw([done[-1]], run.path / "explain" / f"{len(done):02d}.png")
+            x = predictor.preparation(pixels).to(predictor.device)
+            room -= keep_attention(run, len(done), predictor.model, x, done[-1].picture, room)
             tick(len(done))
     if done:
         run.write_json("explain/explanations.json", [e.to_json() for e in done])

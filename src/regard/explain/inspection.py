@@ -99,8 +99,8 @@ def inspect_model(
 
     >>> import regard
     >>> found = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
-    >>> found.distance.shape, round(found.uniform, 2), found.describe().count("\n")
-    (torch.Size([4, 4]), 8.14, 7)
+    >>> found.distance.shape, round(found.uniform, 2), len(found.describe().splitlines())
+    (torch.Size([4, 4]), 8.14, 9)
     """
     model.eval()
     try:
