@@ -38,7 +38,7 @@ from regard.explain import Explanation, explain
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.explain.inspection import Inspection, inspect_model
-from regard.explain.visualise import STEPS, Visualisation, excite
+from regard.explain.visualise import STEPS, Visualisation, visualise
 from regard.networks import Network
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_report
@@ -173,7 +173,7 @@ class Predictor:
         mean, std = self.preparation.mean, self.preparation.std
         wanted = {"steps": STEPS, "target": target, "device": self.device} | wanted
         with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
-            return excite(self.model, mean, std, self.classes, tick=tick, **wanted)
+            return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
 
     @staticmethod
     def _read(image: Image) -> tuple[str, Tensor]:

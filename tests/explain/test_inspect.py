@@ -1,6 +1,7 @@
 """What `regard inspect` measures, against arithmetic done by hand."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -150,5 +151,13 @@ def test_own_pictures_are_test_images_of_the_run(run_folder, tmp_path):
     pictures = own_pictures(run_folder, predictor.preparation, most=5)
     assert pictures.shape == (5, 1, 8, 8)
     assert pictures.max() <= 1
+    copy = tmp_path / "run"
+    shutil.copytree(run_folder, copy)
+    (copy / "splits.csv").write_text((copy / "splits.csv").read_text().replace("digit-", "other-"))
+    with pytest.raises(DataError, match="not what it was"):
+        own_pictures(copy, predictor.preparation)
+    (copy / "config.json").write_text((copy / "config.json").read_text().replace('"data": "digits"', '"data": "gone"'))
+    with pytest.raises(DataError, match="gone"):
+        own_pictures(copy, predictor.preparation)
     with pytest.raises(DataError, match="knows no images"):
         own_pictures(run_folder / "checkpoints" / "best.safetensors", predictor.preparation)

@@ -9,8 +9,8 @@ import regard
 from regard.errors import ConfigError
 from regard.explain.visualise import (
     class_excitement,
-    excite,
     head_excitement,
+    most_exciting,
     token_excitement,
     total_variation,
     visualise,
@@ -42,7 +42,7 @@ def liked(name: str = "a", pattern: torch.Tensor | None = None, **settings):
     pattern = blobs() if pattern is None else pattern
     excitement = class_excitement(Likes(pattern), ("a", "b"), name)
     channels = len(pattern)
-    return visualise(excitement, tuple(pattern.shape[1:]), (0.4,) * channels, (0.2,) * channels, **settings)
+    return most_exciting(excitement, tuple(pattern.shape[1:]), (0.4,) * channels, (0.2,) * channels, **settings)
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -140,4 +140,4 @@ def test_a_token_is_the_placed_one_after_the_block():
 def test_wrong_requests_are_named(wanted, words):
     model = regard.create("vit_nano", classes=2, size=16)
     with pytest.raises(ConfigError, match=words):
-        excite(model, (0.5,) * 3, (0.2,) * 3, ("cat", "dog"), **wanted)
+        visualise(model, (0.5,) * 3, (0.2,) * 3, ("cat", "dog"), **wanted)

@@ -150,7 +150,7 @@ def browse(page: str, script: str, folder) -> list:
 
 
 def read_out(text: str) -> float:
-    match = re.search(r": ([\d.]+) % to ", text)
+    match = re.search(r": ([\d.]+)\s% to ", text)
     assert match, text
     return float(match[1]) / 100
 
@@ -190,7 +190,7 @@ def test_a_browser_shows_the_weights_of_the_chosen_layer_head_and_patch(tmp_path
         got = torch.tensor([read_out(text) for text in texts])
         bound = 0.51 / 255 * float(exact.max() if texts is one else tape.attention(1).max() * 4) + 0.5e-4
         assert (got - exact[prefix:]).abs().max() <= bound
-        (register,) = re.findall(r"register 0 token ([\d.]+) %", texts[0])
+        (register,) = re.findall(r"register 0 token ([\d.]+)\s%", texts[0])
         assert float(register) / 100 == pytest.approx(float(exact[1]), abs=bound)
     exact = tape.attention(1, 3)[0, prefix + 7]
     assert moved.startswith("From row 1, column 1 (layer 1, head 3): ")

@@ -40,6 +40,12 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
     `data` is base64 of zlib of: the largest weight of each row, float32 in little-endian order, by layer,
     head and query; then the weights, uint8, 255 being the row's largest, by layer, head, query and key.
     What takes more than `room` characters is left out, and the record says why.
+
+    >>> import regard
+    >>> model, picture = regard.create("vit_nano", classes=2, size=16), torch.rand(3, 16, 16)
+    >>> record = record_attention(model, picture[None], picture)
+    >>> record["grid"], record["prefix"], record["heads"]
+    ([1, 4, 4], ['class'], [4, 4, 4, 4])
     """
     where = model.token_map(tuple(x.shape[2:]))
     if len(where.grid) == 1:

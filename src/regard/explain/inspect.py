@@ -99,6 +99,13 @@ def attention_distance(tape: Tape, where: TokenMap) -> Tensor:
     images. Distances are between patch centres. The paper does not say what it does with the class token;
     here tokens without a place are left out as queries and as keys, and what remains of each row is scaled
     to sum to one (a row that looks at no place at all counts as looking at itself).
+
+    >>> import regard
+    >>> model = regard.create("vit_nano", classes=3, size=16)
+    >>> with regard.capture(model) as tape:
+    ...     _ = model(torch.rand(2, 3, 16, 16))
+    >>> attention_distance(tape, model.token_map()).shape
+    torch.Size([4, 4])
     """
     apart, first = distances(where), len(where.prefix)
     rows = []

@@ -69,6 +69,12 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
     placed tokens get zero; class token and trained registers keep theirs. An added register takes part in
     attention like any token, so even without neurons each query spends a share on it and the output is
     not quite the original's; with count=0 and no neurons it is.
+
+    >>> import regard
+    >>> model = regard.create("vit_nano", classes=3, size=16)
+    >>> changed = with_test_time_registers(model, find_register_neurons(model, torch.rand(2, 3, 16, 16)), count=2)
+    >>> changed.token_map().prefix
+    ('class', 'register 0', 'register 1')
     """
     if not isinstance(model, ViT):
         raise ConfigError(f"test-time registers are for ViT, not for {type(model).__name__}")

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,7 @@ def _number(what: str, number: int, count: int) -> int:
     return number % count
 
 
-def excite(
+def visualise(
     model: Network,
     mean: tuple[float, ...],
     std: tuple[float, ...],
@@ -110,11 +111,17 @@ def excite(
     head: int | None = None,
     token: int | None = None,
     channel: int | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> Visualisation:
     """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`).
 
-    `mean` and `std` are those the network's inputs are normalised with; `settings` are `visualise`'s.
+    `mean` and `std` are those the network's inputs are normalised with; `settings` are `most_exciting`'s.
+
+    >>> import regard
+    >>> model = regard.create("vit_nano", classes=2, size=(16, 24))
+    >>> found = visualise(model, (0.5,) * 3, (0.25,) * 3, layer=3, head=1, steps=20)
+    >>> found.picture.shape, found.target, found.after > found.before
+    (torch.Size([3, 16, 24]), 'layer 3, head 1', True)
     """
     where = model.token_map()
     if target is not None and layer is head is token is channel is None:
@@ -129,12 +136,12 @@ def excite(
     training = model.training
     model.eval()
     try:
-        return visualise(excitement, where.size, mean, std, name, **settings)  # pyright: ignore[reportArgumentType]
+        return most_exciting(excitement, where.size, mean, std, name, **settings)
     finally:
         model.train(training)
 
 
-def visualise(
+def most_exciting(
     excitement: Excitement,
     size: tuple[int, ...],
     mean: tuple[float, ...],

@@ -61,7 +61,7 @@
     return (current.grid[0] > 1 ? "slice " + plane + ", " : "") + "row " + row + ", column " + column;
   }
 
-  const percent = (weight) => (100 * weight).toFixed(2) + " %";
+  const percent = (weight) => (100 * weight).toFixed(2) + "\u00a0%";
 
   function colour(share) {
     const at = Math.min(share, 1) * (VIRIDIS.length - 1), low = Math.min(Math.floor(at), VIRIDIS.length - 2);
@@ -101,9 +101,12 @@
       }
       frame(context, chosen.query, scale, ASKS, []);
     }
+    part("at").textContent = chosen.slice + " of 0 to " + (current.grid[0] - 1);
     part("top").textContent = percent(top);
     part("says").textContent = say(row);
-    for (const button of part("prefix").children) button.ariaPressed = String(Number(button.value) === chosen.query);
+    for (const button of part("prefix").children) {
+      button.setAttribute("aria-pressed", Number(button.value) === chosen.query);
+    }
   }
 
   function say(row) {

@@ -47,7 +47,8 @@ part in 255 of the largest.</p>
 <label>image <select id="explorer-image"></select></label>
 <label>layer <select id="explorer-layer"></select></label>
 <label>head <select id="explorer-head"></select></label>
-<label id="explorer-slices">slice <input id="explorer-slice" type="range" min="0" value="0"></label>
+<label id="explorer-slices">slice <input id="explorer-slice" type="range" min="0" value="0">
+<output id="explorer-at"></output></label>
 <span id="explorer-prefix"></span>
 </div>
 <div class="pair">
