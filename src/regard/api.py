@@ -171,7 +171,7 @@ class Predictor:
     def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
         """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
         mean, std = self.preparation.mean, self.preparation.std
-        wanted = {"steps": STEPS, "target": target, "device": self.device} | wanted
+        wanted = {"steps": STEPS, "target": target} | wanted
         with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
             return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
 

@@ -41,7 +41,7 @@ def filters(model: nn.Module, count: int = 28) -> Filters:
     (torch.Size([5, 3, 4, 4]), 'patch embedding')
     """
     weights, source = _first_weights(model)
-    flat = weights.detach().double().cpu().flatten(1)
+    flat = weights.detach().cpu().double().flatten(1)
     _, scale, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
     count = min(count, len(scale))
     peaks = axes.gather(1, axes.abs().argmax(1, keepdim=True))
@@ -79,7 +79,7 @@ def position_similarity(model: Network) -> Tensor | None:
         device = next(model.parameters()).device
         zeros = torch.zeros(1, positions.prefix + where.places, positions.width, device=device)
         with torch.inference_mode():
-            rows = positions(zeros, where.grid)[0, positions.prefix :].double().cpu()
+            rows = positions(zeros, where.grid)[0, positions.prefix :].cpu().double()
         rows = nn.functional.normalize(rows, dim=1)
         return (rows @ rows.T).reshape(*where.grid, *where.grid).float()
     return None
@@ -116,7 +116,7 @@ def attention_distance(tape: Tape, where: TokenMap) -> Tensor:
             if weights.shape[-2:] != (where.tokens, where.tokens):
                 raise ConfigError(f"layer {layer} looks from {weights.shape[-2]} tokens at {weights.shape[-1]}, "
                                   f"the map has {where.tokens}")  # fmt: skip
-            weights = weights[:, first:, first:].double().cpu()
+            weights = weights[:, first:, first:].cpu().double()
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
             heads.append((weights * apart).sum(-1).mean())
         rows.append(torch.stack(heads))

@@ -38,7 +38,7 @@ def draw_inspection(found: Inspection, path: Path) -> Path:
     if found.norms is not None and found.pictures is not None:
         before, after = found.norms, found.registered
         # The picture with the loudest token shows most; it stays the same after the registers.
-        image, top = int(before.placed[-1].amax(1).argmax()), float(before.norms.max())
+        image, top = int(before.placed[-1].amax(1).argmax()), float(before.placed.max())
         _norms(next(rows), before, found.pictures[image], image, top, "")
         if after is not None:
             added = after.where.tokens - before.where.tokens

@@ -135,6 +135,7 @@ def visualise(
         raise ConfigError("what to excite is not clear", do="give target, or layer and head, or layer and token")
     training = model.training
     model.eval()
+    settings = {"device": next(model.parameters()).device} | settings
     try:
         return most_exciting(excitement, where.size, mean, std, name, **settings)
     finally:
