@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -64,8 +65,9 @@ def test_one_damaged_file_does_not_lose_the_others(cli, run_folder, digit_files,
 
 def test_a_wrong_ending_is_refused_before_any_work(cli, run_folder, digit_files, tmp_path, monkeypatch):
     monkeypatch.setattr(regard.Predictor, "predict_many", lambda *a, **k: pytest.fail("it worked first"))
+    monkeypatch.setattr(regard.Predictor, "inspect", lambda *a, **k: pytest.fail("it worked first"))
     monkeypatch.setattr(regard.Predictor, "explain", lambda *a, **k: pytest.fail("it worked first"))
-    for command in ("predict", "explain"):
+    for command in ("predict", "explain", "inspect"):
         code, _, err = cli(command, run_folder, digit_files, "--out", tmp_path / "x.xyz")
         assert code == 2
         assert "not written as .xyz" in err
@@ -88,6 +90,31 @@ def test_eval_prints_and_writes_figures_with_intervals(cli, run_folder, tmp_path
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["figures"]["accuracy"]["n"] == 355
     assert len(figures["confusion"]) == 10
+
+
+def test_inspect_draws_and_prints_a_row_a_layer(cli, run_folder, digit_files, tmp_path):
+    flags = ("--excite-class", 3, "--excite-head", 0, 1, "--excite-token", 1, 5)
+    code, out, err = cli("inspect", run_folder, "--out", tmp_path / "own.png", "--registers", 1, *flags)
+    assert code == 0
+    assert "inspecting 32/32" in err
+    assert err.count("visualising 256/256") == 3
+    assert "no outlier tokens" in err
+    assert out.splitlines()[0] == str(tmp_path / "own.png")
+    assert [line.split()[0] for line in out.splitlines()[-4:]] == ["0", "1", "2", "3"]
+    given = cli("inspect", run_folder, digit_files / "1.png", digit_files / "2.png", "--out", tmp_path / "given.svg")
+    assert "0 of 32 tokens are outliers" in given[1]
+    assert (tmp_path / "given.svg").stat().st_size > 5000
+
+
+def test_inspect_without_images_shows_what_needs_none(cli, run_folder, tmp_path):
+    file = run_folder / "checkpoints" / "best.safetensors"
+    code, out, err = cli("inspect", file, "--out", tmp_path / "a.png", "--quiet")
+    assert code == 0
+    assert "only what needs no images is shown" in err
+    assert "of the variance" in out
+    assert "layer" not in out
+    assert cli("inspect", file, "--excite-class", "dog", "--out", tmp_path / "b.png")[0] == 2
+    assert not (tmp_path / "b.png").exists()
 
 
 def test_a_value_that_is_called_like_a_flag_is_no_flag(cli, tmp_path, monkeypatch):
@@ -114,7 +141,13 @@ def test_names_with_dollars_and_html_are_only_names(cli, tmp_path):
     train = ("train", tmp_path / "data", "--model", "vit_nano", "--depth", 1, "--epochs", 1, "--out", tmp_path / "run")
     assert cli(*train, "--quiet")[0] == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "<script>" not in page
+    # The page's own scripts are two: data, in which no "<" stands, and the explorer. Names are text everywhere.
+    assert page.count("<script") == page.count("</script>") == 2
+    data = page.split('id="explorer-data">')[1].split("</script>")[0]
+    assert "<" not in data
+    before = re.findall(r"(.{11})alert\(1\)", page.replace(data, ""))
+    assert before
+    assert set(before) == {"&lt;script&gt;"[-11:]}
     assert "고양이" in page
     rows = list(csv.DictReader((tmp_path / "run" / "splits.csv").open(encoding="utf-8")))
     assert {row["label"] for row in rows} == set(names)
@@ -134,8 +167,6 @@ def test_the_report_can_be_drawn_again_from_the_folder(cli, run_folder, tmp_path
 
 
 def test_the_report_needs_nothing_from_outside(run_folder):
-    import re
-
     page = (run_folder / "report.html").read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page.replace('xlink:href="#', 'xlink:href="#'))
     assert "@import" not in page

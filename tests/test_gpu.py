@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import regard
+from regard.explain import inspect_model, visualise, with_test_time_registers
+from regard.explain.explorer import record_attention
+from regard.explain.registers import RegisterNeuron
 from tests.conftest import make_folder
 from tests.nn.test_attention import Watch, reference
 
@@ -70,3 +73,14 @@ def test_augmentation_on_the_device_equals_that_on_the_cpu():
     there, soft_there = run(images.cuda(), labels.cuda(), numbers, 1, 2)
     torch.testing.assert_close(there.cpu(), here, atol=2e-3, rtol=0)
     torch.testing.assert_close(soft_there.cpu(), soft)
+
+
+def test_a_network_on_the_gpu_is_inspected_and_excited():
+    model, x = regard.create("vit_nano", classes=3, size=32), torch.rand(3, 3, 32, 32)
+    on_cpu = inspect_model(model, x)
+    on_gpu = inspect_model(model.cuda(), x, registers=1)
+    torch.testing.assert_close(on_gpu.distance, on_cpu.distance, atol=1e-3, rtol=0)
+    torch.testing.assert_close(on_gpu.norms.norms, on_cpu.norms.norms, atol=1e-2, rtol=1e-3)
+    assert with_test_time_registers(model, [RegisterNeuron(1, 2, 1.0)])(x.cuda()).logits.device.type == "cuda"
+    assert visualise(model, (0.5,) * 3, (0.2,) * 3, layer=1, head=2, steps=5).picture.device.type == "cpu"
+    assert record_attention(model, x[:1].cuda(), x[0])["heads"] == [4, 4, 4, 4]

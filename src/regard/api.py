@@ -36,6 +36,9 @@ from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_sa
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, explain
 from regard.explain.draw import draw
+from regard.explain.explorer import BUDGET, keep_attention
+from regard.explain.inspection import Inspection, inspect_model
+from regard.explain.visualise import STEPS, Visualisation, visualise
 from regard.networks import Network
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_report
@@ -155,6 +158,23 @@ class Predictor:
         picture = self.preparation.picture(pixels)
         x = self.preparation.normalised(picture[None]).to(self.device)
         return explain(self.model, self.task, x, picture, name, self.classes, method=method, target=target, **options)
+
+    def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
+        """What the network has learnt: filters, positions and, on images, attention distance and token norms.
+
+        `registers` adds that many test-time registers and measures the norms again, where there are outliers.
+        """
+        pictures = [self.preparation.picture(self._read(image)[1]) for image in images]
+        with Progress(quiet).bar("inspecting", len(pictures)) as tick:
+            together = torch.stack(pictures) if pictures else None
+            return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
+
+    def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
+        """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
+        mean, std = self.preparation.mean, self.preparation.std
+        wanted = {"steps": STEPS, "target": target} | wanted
+        with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
+            return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
 
     @staticmethod
     def _read(image: Image) -> tuple[str, Tensor]:
@@ -351,12 +371,14 @@ def _explain_some(
         firsts += [n for n in range(len(right)) if right[n] and result.labels[n] == c][:1]
     rest = [n for n in range(len(right)) if right[n] and n not in firsts] + wrong[count // 2 :]
     chosen = (wrong[: count // 2] + firsts + rest)[:count]
-    done: list[Explanation] = []
+    done, room = list[Explanation](), BUDGET
     with progress.bar("explaining", len(chosen)) as tick:
         for n in chosen:
             pixels = images[0, int(result.index[n])][0]
             done.append(predictor.explain(pixels).about(result.keys[n], result.classes[result.labels[n]]))
             draw([done[-1]], run.path / "explain" / f"{len(done):02d}.png")
+            x = predictor.preparation(pixels).to(predictor.device)
+            room -= keep_attention(run, len(done), predictor.model, x, done[-1].picture, room)
             tick(len(done))
     if done:
         run.write_json("explain/explanations.json", [e.to_json() for e in done])

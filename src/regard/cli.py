@@ -186,6 +186,50 @@ class Explain:
 
 
 @dataclass
+class Inspect:
+    """Look into a network: filters, positions, attention distance (the ViT paper's Figure 7) and token norms."""
+
+    run_folder: Positional[str]
+    """Run folder or checkpoint file."""
+    inputs: Positional[tuple[str, ...]] = ()
+    """Files, folders or globs. Default: up to 32 test images of the run's own data, if it is still there."""
+    registers: int = 0
+    """Add this many test-time registers and show token norms before and after, where there are outliers."""
+    excite_class: tuple[str, ...] = ()
+    """Draw the input that most excites each of these classes."""
+    excite_head: tuple[tuple[int, int], ...] = ()
+    """The same for attention heads: pairs of layer and head, both from 0."""
+    excite_token: tuple[tuple[int, int], ...] = ()
+    """The same for patches: pairs of layer and patch, both from 0."""
+    out: str = "inspect.png"
+    """Picture to write (.png, .svg or .pdf)."""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import api
+        from regard.data import find_images
+        from regard.explain.draw import check_ending
+        from regard.explain.inspection import own_pictures
+
+        check_ending(Path(self.out))
+        predictor, images = api.load(self.run_folder), find_images(self.inputs) if self.inputs else []
+        if not self.inputs:
+            try:
+                images = own_pictures(self.run_folder, predictor.preparation)
+            except RegardError as error:
+                print(f"only what needs no images is shown: {error.what}", file=sys.stderr)
+        found = predictor.inspect(images, registers=self.registers, quiet=self.quiet)
+        wanted: list[dict[str, Any]] = [{"target": name} for name in self.excite_class]
+        wanted += [{"layer": layer, "head": head} for layer, head in self.excite_head]
+        wanted += [{"layer": layer, "token": token} for layer, token in self.excite_token]
+        found = found.with_excited(*(predictor.visualise(quiet=self.quiet, **what) for what in wanted))
+        if self.registers and found.registered is None:
+            print("there are no outlier tokens that registers could take", file=sys.stderr)
+        print(found.save(self.out))
+        print(found.describe())
+
+
+@dataclass
 class Report:
     """Draw a run's figures and report anew from its files."""
 
@@ -214,7 +258,7 @@ class Models:
 
 COMMANDS: dict[str, type] = {
     "demo": Demo, "check": Check, "train": Train, "eval": Eval, "predict": Predict, "explain": Explain,
-    "report": Report, "models": Models,
+    "inspect": Inspect, "report": Report, "models": Models,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard.report import figures
+from regard.report.explorer import explorer
 from regard.weights import Run, write_text
 
 NAMES = {
@@ -151,7 +152,7 @@ def _explanations(run: Run) -> str:
         "Every map is tested: <em>deletion</em> removes the places it calls important and should make the probability "
         "fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high is good). "
         f"Random maps score the same on both. Over these images insertion exceeds deletion by {gains.mean():+.2f} "
-        f"(from {gains.min():+.2f} to {gains.max():+.2f}).</p>" + "\n".join(pictures)
+        f"(from {gains.min():+.2f} to {gains.max():+.2f}).</p>" + explorer(run, items) + "\n".join(pictures)
     )
 
 

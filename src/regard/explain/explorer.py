@@ -1,0 +1,97 @@
+"""One input's attention, all of it, packed for the report's explorer: exact weights, eight bits each.
+
+The weights of a row are stored as shares of its largest, which is kept as it is, so none is off by more than
+half of 1/255 of that.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from regard.geometry import TokenMap
+from regard.networks import Network
+from regard.nn import Tape, capture
+from regard.weights import Run
+
+BUDGET = 12_000_000
+"""Characters that the attention of all images of a report may take."""
+HOPELESS = 8
+"""Attention compresses two to three times; what is this much above the room is not even tried."""
+
+
+def keep_attention(run: Run, number: int, model: Network, x: Tensor, picture: Tensor, room: int) -> int:
+    """Record one input's attention into the run folder, if it fits; returns how much room it took."""
+    record = record_attention(model, x, picture, room)
+    run.write_json(f"explain/attention-{number:02d}.json", record)
+    return len(record.get("data", "")) + len(record.get("picture", ""))
+
+
+def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUDGET) -> dict[str, Any]:
+    """The attention of every layer and head for x (1, C, *size), ready for JSON; `picture` is x in 0..1.
+
+    `data` is base64 of zlib of: the largest weight of each row, float32 in little-endian order, by layer,
+    head and query; then the weights, uint8, 255 being the row's largest, by layer, head, query and key.
+    What takes more than `room` characters is left out, and the record says why.
+
+    >>> import regard
+    >>> model, picture = regard.create("vit_nano", classes=2, size=16), torch.rand(3, 16, 16)
+    >>> record = record_attention(model, picture[None], picture)
+    >>> record["grid"], record["prefix"], record["heads"]
+    ([1, 4, 4], ['class'], [4, 4, 4, 4])
+    """
+    where = model.token_map(tuple(x.shape[2:]))
+    if len(where.grid) == 1:
+        return {"left_out": "signals are not shown here"}
+    with torch.inference_mode(), capture(model.eval()) as tape:
+        model(x)
+    heads = [tape.heads(layer) for layer in range(len(tape))]
+    plain = sum(heads) * where.tokens**2
+    data = None if plain > HOPELESS * room else base64.b64encode(_packed(tape, heads)).decode()
+    shown = _png(picture, where)
+    if data is None or len(data) + len(shown) > room:
+        return {"left_out": f"{sum(heads)} heads over {where.tokens:,} tokens do not fit"}
+    return {
+        "grid": list((1, *where.grid)[-3:]),
+        "cell": list(where.cell[-2:]),
+        "size": list(where.size[-2:]),
+        "prefix": list(where.prefix),
+        "heads": heads,
+        "picture": shown,
+        "data": data,
+    }
+
+
+def _packed(tape: Tape, heads: list[int]) -> bytes:
+    largest, packer = [], zlib.compressobj(9)
+    weights: list[bytes] = []
+    for layer, count in enumerate(heads):
+        for head in range(count):
+            rows = tape.attention(layer, head)[0].cpu()
+            top = rows.amax(1, keepdim=True)
+            largest.append(top.numpy().astype("<f4").tobytes())
+            weights.append((255 * rows / top.clamp_min(1e-30)).round().to(torch.uint8).numpy().tobytes())
+    return b"".join([*(packer.compress(part) for part in largest + weights), packer.flush()])
+
+
+def _png(picture: Tensor, where: TokenMap) -> str:
+    """The picture as an address that holds it; of a volume the middle slice of each plane of patches, one below
+    the other."""
+    values = picture.detach().float().cpu()
+    if values.ndim == 4:
+        depth, cell = values.shape[1], where.cell[0]
+        middles = [min(plane * cell + cell // 2, depth - 1) for plane in range(where.grid[0])]
+        values = torch.cat([values[:, at] for at in middles], dim=1)
+    if len(values) not in (1, 3):
+        values = values.mean(0, keepdim=True)
+    pixels = (255 * values.clamp(0, 1)).round().to(torch.uint8).numpy().transpose(1, 2, 0)
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels if pixels.shape[-1] == 3 else pixels[..., 0])).save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,200 @@
+"""What a trained network has learnt, as arrays: its filters, its positions, how far it looks, how loud its tokens are.
+
+The first three are the ViT paper's Figure 7 (Dosovitskiy et al., 2021); token norms follow Darcet et al.,
+"Vision Transformers Need Registers" (2024). Nothing here draws: see inspect_draw.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.geometry import TokenMap
+from regard.networks import Network
+from regard.nn import EncoderBlock, GridPositions, PatchEmbed, Tape
+
+
+class Filters(NamedTuple):
+    """pictures (count, channels, *patch), each in 0..1; shares (count,) of the variance; where they are from."""
+
+    pictures: Tensor
+    shares: Tensor
+    source: str
+
+
+def filters(model: nn.Module, count: int = 28) -> Filters:
+    """Principal components of what turns pixels into tokens: the left of Figure 7.
+
+    The filters are centred, not whitened, and each component is stretched to 0..1 for the eye, its largest
+    number made positive (a component has no sign of its own). Where no linear projection stands first, the
+    kernels of the first convolution are taken.
+
+    >>> import regard
+    >>> found = filters(regard.create("vit_nano", classes=3, size=16), count=5)
+    >>> found.pictures.shape, found.source
+    (torch.Size([5, 3, 4, 4]), 'patch embedding')
+    """
+    weights, source = _first_weights(model)
+    flat = weights.detach().cpu().double().flatten(1)
+    _, scale, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    count = min(count, len(scale))
+    peaks = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    axes = (axes * peaks.sign())[:count]
+    low, high = axes.amin(1, keepdim=True), axes.amax(1, keepdim=True)
+    pictures = (axes - low) / (high - low).clamp_min(1e-12)
+    shares = scale.square() / scale.square().sum().clamp_min(1e-12)
+    return Filters(pictures.reshape(count, *weights.shape[1:]).float(), shares[:count].float(), source)
+
+
+def _first_weights(model: nn.Module) -> tuple[Tensor, str]:
+    """(filters, channels, *patch) of the first layer that sees pixels, and its name."""
+    for module in model.modules():
+        if isinstance(module, PatchEmbed):
+            return module.project.weight.unflatten(1, (-1, *module.patch)), "patch embedding"
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            return module.weight, "first convolution"
+    raise ConfigError(f"{type(model).__name__} has neither a patch embedding nor a convolution")
+
+
+def position_similarity(model: Network) -> Tensor | None:
+    """Cosine similarity of each place's position embedding to every other's, (*grid, *grid): Figure 7, centre.
+
+    None where the network adds no positions.
+
+    >>> import regard
+    >>> position_similarity(regard.create("vit_nano", classes=3, size=(16, 24))).shape
+    torch.Size([4, 6, 4, 6])
+    """
+    where = model.token_map()
+    for positions in (m for m in model.modules() if isinstance(m, GridPositions)):
+        if positions.kind == "none":
+            return None
+        # Added to zeros, every kind of position shows itself.
+        device = next(model.parameters()).device
+        zeros = torch.zeros(1, positions.prefix + where.places, positions.width, device=device)
+        with torch.inference_mode():
+            rows = positions(zeros, where.grid)[0, positions.prefix :].cpu().double()
+        rows = nn.functional.normalize(rows, dim=1)
+        return (rows @ rows.T).reshape(*where.grid, *where.grid).float()
+    return None
+
+
+def distances(where: TokenMap) -> Tensor:
+    """Distance in input pixels between the centres of every two places: (places, places)."""
+    axes = [torch.arange(n, dtype=torch.float64) * cell for n, cell in zip(where.grid, where.cell, strict=True)]
+    centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+    return torch.cdist(centres, centres)
+
+
+def attention_distance(tape: Tape, where: TokenMap) -> Tensor:
+    """How far each head looks, in input pixels: (layers, heads). Figure 7, right; appendix D.7.
+
+    As in the paper, the distance between query and key, weighted by attention, averaged over queries and
+    images. Distances are between patch centres. The paper does not say what it does with the class token;
+    here tokens without a place are left out as queries and as keys, and what remains of each row is scaled
+    to sum to one (a row that looks at no place at all counts as looking at itself).
+
+    >>> import regard
+    >>> model = regard.create("vit_nano", classes=3, size=16)
+    >>> with regard.capture(model) as tape:
+    ...     _ = model(torch.rand(2, 3, 16, 16))
+    >>> attention_distance(tape, model.token_map()).shape
+    torch.Size([4, 4])
+    """
+    apart, first = distances(where), len(where.prefix)
+    rows = []
+    for layer in range(len(tape)):
+        heads = []
+        for head in range(tape.heads(layer)):
+            weights = tape.attention(layer, head)
+            if weights.shape[-2:] != (where.tokens, where.tokens):
+                raise ConfigError(f"layer {layer} looks from {weights.shape[-2]} tokens at {weights.shape[-1]}, "
+                                  f"the map has {where.tokens}")  # fmt: skip
+            weights = weights[:, first:, first:].cpu().double()
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
+            heads.append((weights * apart).sum(-1).mean())
+        rows.append(torch.stack(heads))
+    return torch.stack(rows).float()
+
+
+@dataclass(frozen=True)
+class TokenNorms:
+    """How long each token is after every block, and which stand out after the last."""
+
+    norms: Tensor
+    """(layers, batch, tokens), prefix tokens included."""
+    threshold: float
+    """Above it, a placed token of the last block is an outlier."""
+    where: TokenMap
+
+    @property
+    def placed(self) -> Tensor:
+        """(layers, batch, places): the tokens that stand on the input."""
+        return self.norms[..., len(self.where.prefix) :]
+
+    @property
+    def outliers(self) -> Tensor:
+        """(batch, places), true where a token is an outlier."""
+        return self.placed[-1] > self.threshold
+
+
+@torch.inference_mode()
+def token_norms(model: Network, x: Tensor) -> TokenNorms:
+    """L2 norm of every token of x (B, C, *size) after every block, and the outliers (see `outlier_threshold`).
+
+    >>> import regard
+    >>> found = token_norms(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
+    >>> found.norms.shape, found.outliers.shape, int(found.outliers.sum())
+    (torch.Size([4, 2, 17]), torch.Size([2, 16]), 0)
+    """
+    norms: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: object, tokens: Tensor) -> None:
+        norms.append(tokens.float().norm(dim=-1).cpu())
+
+    with hooked([(block, keep) for block in blocks(model)]):
+        model.eval()(x)
+    where = model.token_map(tuple(x.shape[2:]))
+    return TokenNorms(torch.stack(norms), outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
+
+
+def outlier_threshold(norms: Tensor) -> float:
+    """From which norm on a token is an outlier: median + 6 deviations, and at least twice the median.
+
+    Darcet et al. cut DINOv2 at 150, a number that fits no other network. Median and median absolute
+    deviation (times 1.4826, that of a Gaussian) describe the ordinary tokens however large a few others
+    are, as long as these are fewer than half; six deviations leave out one ordinary Gaussian token in a
+    billion. Twice the median keeps networks whose norms hardly differ from having outliers.
+
+    >>> ordinary = torch.tensor([9.0, 10.0, 11.0, 10.0, 10.5])
+    >>> outlier_threshold(ordinary), outlier_threshold(torch.cat([ordinary, torch.tensor([400.0])]))
+    (20.0, 20.5)
+    """
+    median = norms.double().quantile(0.5)
+    deviation = 1.4826 * (norms.double() - median).abs().quantile(0.5)
+    return float(torch.maximum(median + 6 * deviation, 2 * median))
+
+
+def blocks(model: nn.Module) -> list[EncoderBlock]:
+    """The network's encoder blocks, in order; none is an error."""
+    found = [module for module in model.modules() if isinstance(module, EncoderBlock)]
+    if not found:
+        raise ConfigError(f"{type(model).__name__} has no encoder blocks")
+    return found
+
+
+@contextmanager
+def hooked(pairs: list[tuple[nn.Module, Callable[..., object]]]) -> Iterator[None]:
+    """Forward hooks that are gone afterwards, whatever happens."""
+    handles = [module.register_forward_hook(hook) for module, hook in pairs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,158 @@
+"""A network looked into: everything `regard inspect` measures, in one place and one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.console import columns
+from regard.data import Preparation, open_source
+from regard.errors import DataError, RegardError
+from regard.explain.inspect import (
+    Filters,
+    TokenNorms,
+    attention_distance,
+    distances,
+    filters,
+    outlier_threshold,
+    position_similarity,
+    token_norms,
+)
+from regard.explain.inspect_draw import draw_inspection
+from regard.explain.registers import RegisterNeuron, find_register_neurons, with_test_time_registers
+from regard.explain.visualise import Visualisation
+from regard.geometry import TokenMap
+from regard.networks import Network
+from regard.nn import capture
+from regard.weights import Run
+
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a network has learnt. What needs images is None where there were none."""
+
+    filters: Filters | None
+    """None where nothing in the network sees pixels through filters."""
+    similarity: Tensor | None
+    """(*grid, *grid): see `position_similarity`."""
+    where: TokenMap
+    uniform: float
+    """Mean distance in pixels of a query that looks everywhere alike."""
+    distance: Tensor | None = None
+    """(layers, heads) in pixels: see `attention_distance`."""
+    norms: TokenNorms | None = None
+    pictures: Tensor | None = None
+    """(images, channels, *size) in 0..1, what the network saw."""
+    neurons: tuple[RegisterNeuron, ...] = ()
+    registered: TokenNorms | None = None
+    """Norms with test-time registers, where these were asked for and there were outliers to move."""
+    excited: tuple[Visualisation, ...] = ()
+
+    def save(self, path: str | Path) -> Path:
+        """Draw everything into one PNG, SVG or PDF."""
+        return draw_inspection(self, Path(path))
+
+    def describe(self) -> str:
+        """The figures in words and a table: a row a layer."""
+        lines = []
+        if self.filters is not None:
+            shares = self.filters.shares
+            lines.append(f"{self.filters.source}: {len(shares)} components hold {shares.sum():.1%} of the variance, "
+                         f"the first {shares[0]:.1%}")  # fmt: skip
+        if self.distance is None or self.norms is None:
+            return "\n".join(lines)
+        lines += [_outliers("token norms", self.norms)]
+        if self.registered is not None:
+            lines += [_outliers(f"with test-time registers, {len(self.neurons)} neurons moved", self.registered)]
+        lines += [f"attention distance in pixels; {self.uniform:.1f} is looking everywhere alike", ""]
+        header = ("layer", "nearest head", "mean", "farthest head", "median norm", "largest norm", "outliers")
+        rows = []
+        for layer, (heads, placed) in enumerate(zip(self.distance, self.norms.placed, strict=True)):
+            count = int((placed > outlier_threshold(placed)).sum())
+            reach = (f"{value:.1f}" for value in (heads.min(), heads.mean(), heads.max()))
+            rows.append((layer, *reach, f"{placed.median():.1f}", f"{placed.max():.1f}", count))
+        return "\n".join(lines) + "\n" + columns(header, rows)
+
+    def with_excited(self, *excited: Visualisation) -> Inspection:
+        """The same, with feature visualisations drawn below."""
+        return replace(self, excited=(*self.excited, *excited))
+
+
+def inspect_model(
+    model: Network,
+    pictures: Tensor | None = None,
+    normalise: Callable[[Tensor], Tensor] = lambda x: x,
+    *,
+    registers: int = 0,
+    tick: Callable[[int], None] = lambda done: None,
+) -> Inspection:
+    """Look into a network; with `pictures` (images, channels, *size), at what it does with them too.
+
+    `normalise` makes the network's input of pictures. `registers` adds that many test-time registers and
+    measures token norms again, where there are outliers. `tick` is told how many pictures are done.
+
+    >>> import regard
+    >>> found = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
+    >>> found.distance.shape, round(found.uniform, 2), len(found.describe().splitlines())
+    (torch.Size([4, 4]), 8.03, 9)
+    """
+    model.eval()
+    try:
+        components = filters(model)
+    except RegardError:
+        components = None
+    where = model.token_map()
+    basis = Inspection(components, position_similarity(model), where, float(distances(where).mean()))
+    if pictures is None or not len(pictures):
+        return basis
+    device, reach, norms = next(model.parameters()).device, [], []
+    for start in range(0, len(pictures), BATCH):
+        x = normalise(pictures[start : start + BATCH]).to(device)
+        with torch.inference_mode(), capture(model) as tape:
+            norms.append(token_norms(model, x))
+        reach.append(len(x) * attention_distance(tape, where))
+        tick(start + len(x))
+    found = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
+    if not registers or not found.norms or not found.norms.outliers.any():
+        return found
+    x = normalise(pictures).to(device)
+    neurons = find_register_neurons(model, x)
+    changed = with_test_time_registers(model, neurons, registers)
+    after = _joined([token_norms(changed, part) for part in x.split(BATCH)])
+    # The same cut as before: a lower one, from calmer tokens, would make outliers of ordinary tokens.
+    return replace(found, neurons=tuple(neurons), registered=replace(after, threshold=found.norms.threshold))
+
+
+def _outliers(name: str, found: TokenNorms) -> str:
+    count, total = int(found.outliers.sum()), found.outliers.numel()
+    return f"{name}: {count:,} of {total:,} tokens are outliers (norm above {found.threshold:.1f}) after the last block"
+
+
+def _joined(parts: list[TokenNorms]) -> TokenNorms:
+    """Norms of several batches as of one."""
+    norms, where = torch.cat([part.norms for part in parts], dim=1), parts[0].where
+    return TokenNorms(norms, outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
+
+
+def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> Tensor:
+    """Up to `most` test images of a run's own data (validation images where it had no test split).
+
+    An error where the run is a lone checkpoint or its data is gone.
+    """
+    if not Path(run).expanduser().is_dir():
+        raise DataError("a checkpoint file knows no images", where=run, do="give images")
+    folder = Run.open(run)
+    rows, source = folder.read_rows("splits.csv"), open_source(folder.read_config()[0])
+    number = {sample.key: n for n, sample in enumerate(source.samples)}
+    splits = {row["split"] for row in rows}
+    names = [row["name"] for row in rows if row["split"] == ("test" if "test" in splits else "val")]
+    if not names or any(name not in number for name in names):
+        raise DataError("the run's data is not what it was", where=source.name, do="give images")
+    chosen = [names[n * len(names) // min(most, len(names))] for n in range(min(most, len(names)))]
+    return torch.stack([preparation.picture(source.read(number[name])[0]) for name in chosen])

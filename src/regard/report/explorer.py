@@ -1,0 +1,63 @@
+"""The part of the report where the reader asks: a layer, a head, a patch, and where it looked."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from regard.weights import Run
+
+
+def explorer(run: Run, items: list[dict[str, Any]]) -> str:
+    """HTML, data and script for the explained images whose attention was kept; nothing for runs that kept none.
+
+    Without JavaScript the section stays hidden, and the page's pictures are as they were.
+    """
+    shown, missing = [], []
+    for number, item in enumerate(items, start=1):
+        path = run.path / "explain" / f"attention-{number:02d}.json"
+        if not path.is_file():
+            continue
+        record = run.read_json(f"explain/{path.name}")
+        if "left_out" in record:
+            missing.append(f"{item['name']} ({record['left_out']})")
+        else:
+            about = f"{item['name']}: predicted {item['predicted']}, true {item['label']}"
+            shown.append({"name": about, **record})
+    note = f"<p>Left out, to keep this page small: {escape('; '.join(missing))}.</p>" if missing else ""
+    if not shown:
+        return note
+    # Inside a script only "<" could end it; as an escape it is the same string to JSON.
+    data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
+    script = (files("regard.report") / "explorer.js").read_text(encoding="utf-8")
+    return f"""{_SECTION}{note}
+<script type="application/json" id="explorer-data">{data}</script>
+<script>
+{script}</script>"""
+
+
+_SECTION = """<section id="explorer" hidden>
+<h3>Ask it yourself</h3>
+<p>Click a patch to see where it looks, or press Tab to reach a picture and move with the arrow keys; with Shift they
+move the place that is read out. Layers, heads, rows and columns count from 0. The weights are the network’s own, to one
+part in 255 of the largest.</p>
+<div class="controls">
+<label>image <select id="explorer-image"></select></label>
+<label>layer <select id="explorer-layer"></select></label>
+<label>head <select id="explorer-head"></select></label>
+<label id="explorer-slices">slice <input id="explorer-slice" type="range" min="0" value="0">
+<output id="explorer-at"></output></label>
+<span id="explorer-prefix"></span>
+</div>
+<div class="pair">
+<figure><canvas id="explorer-input" tabindex="0" role="application" aria-label="input: choose the patch that asks">
+</canvas><figcaption>input; the framed patch asks</figcaption></figure>
+<figure><canvas id="explorer-map" tabindex="0" role="application" aria-label="attention: choose the patch that asks">
+</canvas><figcaption>where it looks: <span class="scale"></span> 0 to <span id="explorer-top"></span></figcaption>
+</figure>
+</div>
+<p id="explorer-says" aria-live="polite"></p>
+</section>
+"""

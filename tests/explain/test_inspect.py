@@ -1,0 +1,163 @@
+"""What `regard inspect` measures, against arithmetic done by hand."""
+
+import math
+import shutil
+
+import pytest
+import torch
+
+import regard
+from regard.errors import ConfigError, DataError
+from regard.explain.inspect import (
+    attention_distance,
+    distances,
+    filters,
+    outlier_threshold,
+    position_similarity,
+    token_norms,
+)
+from regard.explain.inspection import inspect_model, own_pictures
+from regard.geometry import TokenMap
+from tests.explain.test_methods import tape_of
+
+
+def test_filters_are_the_directions_in_which_embeddings_differ():
+    """Weights made of two known patterns, one three times as strong: these come back, in that order."""
+    model = regard.create("vit_nano", classes=2, size=8, channels=1, width=16, heads=2)
+    strong, weak = torch.zeros(4, 4), torch.zeros(4, 4)
+    strong[:, :2], weak[0] = 1.0, torch.tensor([0.0, 0.0, 1.0, 1.0])
+    signs = torch.tensor([1.0, -1.0]).repeat(8)
+    shares = torch.stack([3 * signs / strong.norm(), signs.repeat_interleave(2)[:16] / weak.norm()], 1)
+    with torch.no_grad():
+        model.patches.project.weight.copy_(7 + shares @ torch.stack([strong.flatten(), weak.flatten()]))
+    found = filters(model, count=4)
+    assert found.source == "patch embedding"
+    torch.testing.assert_close(found.shares[:2], torch.tensor([0.9, 0.1]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.pictures[0, 0], strong, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.pictures[1, 0], weak, atol=1e-5, rtol=0)
+
+
+def test_filters_of_other_stems_and_volumes():
+    found = filters(regard.create("vit_nano", classes=2, stem="conv"))
+    assert found.source == "first convolution"
+    assert found.pictures.shape == (27, 3, 3, 3)
+    assert filters(regard.create("vit3d_nano", classes=2)).pictures.shape == (28, 1, 8, 8, 8)
+    with pytest.raises(ConfigError, match="neither a patch embedding nor a convolution"):
+        filters(torch.nn.Linear(2, 2))
+
+
+def test_position_similarity_is_the_cosine_of_table_rows():
+    model = regard.create("vit_nano", classes=2, size=(8, 12), registers=2)
+    table = model.positions.table.detach()[1:]  # the first row is the class token's
+    got = position_similarity(model)
+    assert got.shape == (2, 3, 2, 3)
+    expected = torch.cosine_similarity(table[4], table[2], dim=0)
+    torch.testing.assert_close(got[1, 1, 0, 2], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["axial", "sinusoidal"])
+def test_positions_that_are_no_table_are_compared_too(kind):
+    got = position_similarity(regard.create("vit_nano", classes=2, size=16, positions=kind, pool="mean"))
+    torch.testing.assert_close(got.reshape(16, 16).diagonal(), torch.ones(16))
+    if kind == "sinusoidal":
+        assert got[0, 0, 0, 1] > got[0, 0, 0, 3], "neighbours are more alike"
+
+
+def test_no_positions_have_no_similarity():
+    assert position_similarity(regard.create("vit_nano", classes=2, size=16, positions="none")) is None
+
+
+def test_attention_distance_matches_hand_arithmetic():
+    """Two heads over a class token and a 1 × 3 row of patches 4 pixels wide."""
+    where = TokenMap((1, 3), (4, 4), (4, 12), ("class",))
+    one = torch.tensor([
+        [0.25, 0.25, 0.25, 0.25],  # the class token's row counts for nothing
+        [0.5, 0.25, 0.0, 0.25],    # renormalised (0.5, 0, 0.5): 0.5 · 8 = 4
+        [0.0, 0.2, 0.6, 0.2],      # 0.4 · 4 = 1.6
+        [0.6, 0.1, 0.1, 0.2],      # renormalised (0.25, 0.25, 0.5): 0.25 · 8 + 0.25 · 4 = 3
+    ], dtype=torch.float64)  # fmt: skip
+    itself = torch.eye(4, dtype=torch.float64)
+    tape = tape_of(torch.stack([one, itself]).clamp_min(1e-30))
+    expected = torch.tensor([[(4 + 1.6 + 3) / 3, 0.0]])
+    torch.testing.assert_close(attention_distance(tape, where), expected, atol=1e-5, rtol=0)
+
+
+def test_uniform_attention_has_the_uniform_distance():
+    where = TokenMap((2, 3), (4, 8), (8, 24))
+    even = torch.full((6, 6), 1 / 6, dtype=torch.float64)
+    assert distances(where)[0, 5] == math.hypot(4, 16)
+    torch.testing.assert_close(
+        attention_distance(tape_of(even), where), distances(where).mean().float().reshape(1, 1), atol=1e-5, rtol=0
+    )
+
+
+def test_a_map_that_does_not_fit_the_tape_is_named():
+    with pytest.raises(ConfigError, match="looks from 3 tokens at 3, the map has 7"):
+        attention_distance(tape_of(torch.full((3, 3), 1 / 3)), TokenMap((2, 3), (4, 4), (8, 12), ("class",)))
+
+
+def test_norms_are_those_of_the_tokens_after_each_block():
+    model = regard.create("vit_nano", classes=2, size=16, depth=2).eval()
+    x = torch.rand(3, 3, 16, 16)
+    with torch.no_grad():
+        after_one = model.blocks[0](model.embed(x))
+        after_two = model.blocks[1](after_one)
+    found = token_norms(model, x)
+    torch.testing.assert_close(found.norms, torch.stack([after_one.norm(dim=-1), after_two.norm(dim=-1)]))
+    assert not model.blocks[0]._forward_hooks
+
+
+def test_outliers_are_found_whatever_the_scale_and_not_where_there_are_none():
+    draw = torch.Generator().manual_seed(0)
+    for scale in (0.01, 1.0, 1000.0):
+        ordinary = scale * (40 + 5 * torch.randn(32, 196, generator=draw))
+        assert not (ordinary > outlier_threshold(ordinary)).any()
+        ordinary[:, :4] = scale * 300
+        assert ((ordinary > outlier_threshold(ordinary)).sum(1) == 4).all()
+    # Norms that hardly differ: the largest is 50 deviations off and still no outlier.
+    assert outlier_threshold(torch.tensor([10.0, 10.0, 10.01, 10.01, 10.5])) > 10.5
+
+
+def test_an_inspection_over_batches_is_that_of_one_batch(tmp_path):
+    model = regard.create("vit_nano", classes=2, size=16, depth=2).eval()
+    x = torch.rand(11, 3, 16, 16)
+    done: list[int] = []
+    found = inspect_model(model, x, tick=done.append)
+    assert done == [8, 11]
+    with regard.capture(model) as tape:
+        model(x)
+    torch.testing.assert_close(found.distance, attention_distance(tape, model.token_map()), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.norms.norms, token_norms(model, x).norms)
+    last = found.describe().splitlines()[-1].split()
+    assert last[0] == "1"
+    assert float(last[2]) == pytest.approx(found.distance[1].mean().item(), abs=0.06)
+    for name in ("a.png", "a.svg", "a.pdf"):
+        assert found.save(tmp_path / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize("settings", [
+    {"name": "vit3d_nano", "size": (16, 24, 16), "images": (2, 1, 16, 24, 16)},
+    {"name": "vit_nano", "size": (20, 30), "stem": "conv", "positions": "none", "images": (1, 3, 20, 30)},
+    {"name": "vit_nano", "size": 16, "images": (0, 3, 16, 16)},
+])  # fmt: skip
+def test_every_kind_of_network_is_drawn(tmp_path, settings):
+    name, images = settings.pop("name"), torch.rand(settings.pop("images"))
+    found = inspect_model(regard.create(name, classes=2, **settings), images)
+    assert found.save(tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_own_pictures_are_test_images_of_the_run(run_folder, tmp_path):
+    predictor = regard.load(run_folder)
+    pictures = own_pictures(run_folder, predictor.preparation, most=5)
+    assert pictures.shape == (5, 1, 8, 8)
+    assert pictures.max() <= 1
+    copy = tmp_path / "run"
+    shutil.copytree(run_folder, copy)
+    (copy / "splits.csv").write_text((copy / "splits.csv").read_text().replace("digit-", "other-"))
+    with pytest.raises(DataError, match="not what it was"):
+        own_pictures(copy, predictor.preparation)
+    (copy / "config.json").write_text((copy / "config.json").read_text().replace('"data": "digits"', '"data": "gone"'))
+    with pytest.raises(DataError, match="gone"):
+        own_pictures(copy, predictor.preparation)
+    with pytest.raises(DataError, match="knows no images"):
+        own_pictures(run_folder / "checkpoints" / "best.safetensors", predictor.preparation)

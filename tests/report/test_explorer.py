@@ -1,0 +1,220 @@
+"""The report's explorer: what is stored is what the network did, and what a browser shows is what is stored."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.data import open_source
+from regard.explain.explorer import keep_attention, record_attention
+from regard.nn import Tape
+from regard.report.explorer import explorer
+from regard.weights import Run
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def recorded(model, size: tuple[int, ...], **options) -> tuple[dict, Tape]:
+    picture = torch.rand(model.config.channels, *size, generator=torch.Generator().manual_seed(0))
+    with regard.capture(model.eval()) as tape:
+        model(picture[None])
+    return record_attention(model, picture[None], picture, **options), tape
+
+
+def unpacked(record: dict) -> list[list[np.ndarray]]:
+    """The stored weights by layer and head: (queries, keys)."""
+    plain, tokens = zlib.decompress(base64.b64decode(record["data"])), len(record["prefix"]) + np.prod(record["grid"])
+    rows = sum(record["heads"]) * tokens
+    largest = np.frombuffer(plain, "<f4", rows).reshape(-1, tokens, 1)
+    shares = np.frombuffer(plain, np.uint8, offset=4 * rows).reshape(-1, tokens, tokens) / 255
+    heads = iter(largest * shares)
+    return [[next(heads) for _ in range(count)] for count in record["heads"]]
+
+
+def agree(record: dict, tape: Tape) -> None:
+    stored = unpacked(record)
+    assert [len(layer) for layer in stored] == [tape.heads(n) for n in range(len(tape))]
+    for layer, heads in enumerate(stored):
+        for head, weights in enumerate(heads):
+            exact = tape.attention(layer, head)[0].numpy()
+            assert (np.abs(weights - exact) <= exact.max(1, keepdims=True) * (0.5 / 255 + 1e-6)).all()
+
+
+def sharp(name: str = "vit_nano", **fields):
+    """A network whose attention is far from even, so that mixing up rows, heads or layers shows."""
+    torch.manual_seed(3)
+    model = regard.create(name, classes=3, **fields)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight *= 4
+    return model
+
+
+def test_a_run_keeps_the_attention_of_its_explained_images(run_folder):
+    predictor, source = regard.load(run_folder), open_source("digits")
+    items = json.loads((run_folder / "explain" / "explanations.json").read_text())
+    for number, item in enumerate(items, start=1):
+        (index,) = (n for n, sample in enumerate(source.samples) if sample.key == item["name"])
+        with regard.capture(predictor.model) as tape:
+            predictor.model(predictor.preparation(source.read(index)[0]))
+        agree(json.loads((run_folder / "explain" / f"attention-{number:02d}.json").read_text()), tape)
+
+
+@pytest.mark.parametrize(("name", "size", "fields"), [
+    ("vit_nano", (16, 22), {"registers": 2}), ("vit_nano", (16, 16), {"pool": "mean"}),
+    ("vit3d_nano", (20, 16, 24), {}),
+])  # fmt: skip
+def test_stored_weights_are_exact_to_half_a_255th_of_the_rows_largest(name, size, fields):
+    record, tape = recorded(sharp(name, size=size, **fields), size)
+    agree(record, tape)
+    assert np.prod(record["grid"]) + len(record["prefix"]) == tape.attention(0).shape[-1]
+    assert record["picture"].startswith("data:image/png;base64,")
+
+
+def test_what_does_not_fit_is_left_out_and_said(tmp_path):
+    model, run = sharp(size=16), Run(tmp_path)
+    picture = torch.rand(3, 16, 16)
+    taken = keep_attention(run, 1, model, picture[None], picture, room=100_000)
+    stored = run.read_json("explain/attention-01.json")
+    assert 1000 < taken == len(stored["data"]) + len(stored["picture"])
+    assert keep_attention(run, 2, model, picture[None], picture, room=taken - 1) == 0
+    assert keep_attention(run, 3, model, picture[None], picture, room=10) == 0
+    page = explorer(run, [{"name": f"<{n}>", "predicted": "a", "label": "b"} for n in range(3)])
+    assert "&lt;1&gt; (16 heads over 17 tokens do not fit); &lt;2&gt; (16 heads" in page
+    assert len(page_data(page)) == 1
+    signal = regard.create("vit_nano", classes=2, size=16)
+    signal.token_map = lambda size=None: regard.TokenMap((4,), (4,), (16,))
+    assert record_attention(signal, picture[None], picture) == {"left_out": "signals are not shown here"}
+
+
+def page_data(page: str) -> list[dict]:
+    (text,) = re.findall(r'<script type="application/json" id="explorer-data">(.*?)</script>', page, flags=re.DOTALL)
+    return json.loads(text)
+
+
+def test_names_cannot_break_out_of_the_data(tmp_path):
+    run, picture = Run(tmp_path), torch.rand(3, 16, 16)
+    keep_attention(run, 1, sharp(size=16), picture[None], picture, room=100_000)
+    hostile = "</script><script>alert(1)</script><!--"
+    page = explorer(run, [{"name": hostile, "predicted": hostile, "label": "b"}])
+    assert page.count("<script") == 2
+    assert page.count("</script>") == 2
+    assert "<!--" not in page
+    assert page_data(page)[0]["name"] == f"{hostile}: predicted {hostile}, true b"
+
+
+def test_a_run_without_attention_has_no_explorer(tmp_path):
+    assert explorer(Run(tmp_path), [{"name": "a", "predicted": "a", "label": "b"}]) == ""
+
+
+DRIVER = """
+const part = (name) => document.getElementById("explorer-" + name);
+const choose = (name, value) => { part(name).value = value; part(name).dispatchEvent(new Event("change")); };
+const press = (key, shiftKey = false) => part("map").dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey }));
+const point = (kind, row, column, rows, columns) => {
+  const box = part("map").getBoundingClientRect();
+  const clientX = box.left + (column + 0.5) / columns * box.width, clientY = box.top + (row + 0.5) / rows * box.height;
+  part("map").dispatchEvent(new PointerEvent(kind, { clientX, clientY }));
+  return part("says").textContent;
+};
+(async () => {
+  while (!part("says").textContent) await new Promise((next) => setTimeout(next, 10));
+  const result = [];
+  try { %s } catch (error) { result.push(String(error)); }
+  document.body.textContent = "RESULT" + btoa(unescape(encodeURIComponent(JSON.stringify(result)))) + "END";
+})();
+"""
+
+
+def browse(page: str, script: str, folder) -> list:
+    """What a script pushes onto `result`, run in the page after the explorer has started."""
+    file = folder / "page.html"
+    text = f"<!doctype html><meta charset='utf-8'><body>{page}<script>{DRIVER % script}</script></body>"
+    file.write_text(text, encoding="utf-8")
+    words = [
+        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+        "--disable-background-networking",
+        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    found = re.search("RESULT(.*)END", done.stdout)
+    assert found, done.stdout[-500:] + done.stderr[-500:]
+    return json.loads(base64.b64decode(found[1]))
+
+
+def read_out(text: str) -> float:
+    match = re.search(r": ([\d.]+)\s% to ", text)
+    assert match, text
+    return float(match[1]) / 100
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_shows_the_weights_of_the_chosen_layer_head_and_patch(tmp_path):
+    model, run = sharp(size=(16, 24), registers=1), Run(tmp_path)
+    picture = torch.rand(3, 16, 24)
+    keep_attention(run, 1, model, picture[None], picture, room=1_000_000)
+    with regard.capture(model) as tape:
+        model(picture[None])
+    page = explorer(run, [{"name": "x", "predicted": "a", "label": "b"}])
+    shown = browse(page, """
+        result.push(document.getElementById("explorer").hidden, part("slices").hidden, part("says").textContent);
+        choose("layer", 1); choose("head", 2);
+        point("click", 0, 5, 4, 6);
+        const patches = Array.from({ length: 24 }, (_, n) => [Math.floor(n / 6), n % 6]);
+        const all = () => patches.map(([row, column]) => point("pointermove", row, column, 4, 6));
+        result.push(all());
+        choose("head", "mean"); result.push(all());
+        part("prefix").children[0].click(); result.push(all());
+        part("map").dispatchEvent(new PointerEvent("pointerleave")); choose("head", 3);
+        press("ArrowDown"); press("ArrowRight"); press("ArrowDown"); result.push(part("says").textContent);
+        press("ArrowRight", true); press("ArrowRight", true); result.push(part("says").textContent);
+    """, tmp_path)  # fmt: skip
+    assert len(shown) == 8, shown
+    hidden, slices, first, one, mean, token, moved, read = shown
+    assert (hidden, slices) == (False, True)
+    assert first.startswith("From class token (layer 3, mean over heads): ")
+    assert one[0].startswith("From row 0, column 5 (layer 1, head 2): ")
+    prefix = 2
+    for texts, exact in (
+        (one, tape.attention(1, 2)[0, prefix + 5]),
+        (mean, tape.attention(1)[0, prefix + 5]),
+        (token, tape.attention(1)[0, 0]),
+    ):
+        got = torch.tensor([read_out(text) for text in texts])
+        bound = 0.51 / 255 * float(exact.max() if texts is one else tape.attention(1).max() * 4) + 0.5e-4
+        assert (got - exact[prefix:]).abs().max() <= bound
+        (register,) = re.findall(r"register 0 token ([\d.]+)\s%", texts[0])
+        assert float(register) / 100 == pytest.approx(float(exact[1]), abs=bound)
+    exact = tape.attention(1, 3)[0, prefix + 7]
+    assert moved.startswith("From row 1, column 1 (layer 1, head 3): ")
+    assert read_out(moved) == pytest.approx(float(exact.max()), abs=1e-4)
+    assert " to row 0, column 1." in read
+    assert read_out(read) == pytest.approx(float(exact[prefix + 1]), abs=0.51 / 255 * float(exact.max()) + 0.5e-4)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_shows_volumes_slice_by_slice(tmp_path):
+    model, run = sharp("vit3d_nano", size=(24, 16, 24)), Run(tmp_path)
+    picture = torch.rand(1, 24, 16, 24)
+    keep_attention(run, 1, model, picture[None], picture, room=1_000_000)
+    with regard.capture(model) as tape:
+        model(picture[None])
+    shown = browse(explorer(run, [{"name": "x", "predicted": "a", "label": "b"}]), """
+        choose("layer", 2); choose("head", 1);
+        part("slice").value = 1; part("slice").dispatchEvent(new Event("input"));
+        point("click", 1, 2, 2, 3);
+        part("slice").value = 2; part("slice").dispatchEvent(new Event("input"));
+        result.push(part("slices").hidden, point("pointermove", 1, 0, 2, 3));
+    """, tmp_path)  # fmt: skip
+    exact = tape.attention(2, 1)[0, 1 + 6 + 5]
+    assert shown[0] is False
+    assert shown[1].startswith("From slice 1, row 1, column 2 (layer 2, head 1): ")
+    assert " to slice 2, row 1, column 0." in shown[1]
+    assert read_out(shown[1]) == pytest.approx(float(exact[1 + 12 + 3]), abs=0.51 / 255 * float(exact.max()) + 0.5e-4)
