@@ -26,6 +26,7 @@ from regard.data import (
     fit_loses,
     open_source,
     read_image,
+    read_mask,
     scan,
     split,
     statistics,
@@ -34,12 +35,12 @@ from regard.data import (
 from regard.errors import DataError, RunError
 from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
-from regard.explain import Explanation, explain
+from regard.explain import Explanation, check_method, explain, random_twins
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.explain.inspection import Inspection, inspect_model
 from regard.explain.visualise import STEPS, Visualisation, visualise
-from regard.networks import Network
+from regard.networks import Network, lean
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_report
 from regard.tasks import Classification, Prediction
@@ -112,8 +113,8 @@ class Predictor:
         self.model: Network = registry.build(checkpoint.model, **checkpoint.config)
         _load_weights(self.model, checkpoint, checkpoint.model)
         self.model.to(device).eval()
-        self.model.lean = True
         self.task = Classification()
+        self.twins: list[Network] = []
 
     def __repr__(self) -> str:
         return f"Predictor({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
@@ -134,7 +135,8 @@ class Predictor:
 
         def answer() -> Iterator[Prediction]:
             x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
-            probs = self.task.probabilities(self.model(x)).cpu()
+            with lean(self.model):
+                probs = self.task.probabilities(self.model(x)).cpu()
             for (name, _), row in zip(waiting, probs, strict=True):
                 yield Prediction.of(name, row, self.classes)
             waiting.clear()
@@ -152,12 +154,24 @@ class Predictor:
         if waiting:
             yield from answer()
 
-    def explain(self, image: Image, method: str = "rollout", target: str | None = None, **options: Any) -> Explanation:
-        """Why: a map over the image and its scores. `target` is the class to explain, the predicted if not said."""
+    def explain(
+        self, image: Image, method: str = "rollout", target: str | None = None, *, mask: Any = None, **options: Any
+    ) -> Explanation:
+        """Why: a map over the image and its scores. `target` is the class to explain, the predicted if not said.
+
+        `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
+        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it.
+        """
+        check_method(method, options, self.model)
         name, pixels = self._read(image)
         picture = self.preparation.picture(pixels)
+        region = None if mask is None else self.preparation.region(read_mask(mask, tuple(pixels.shape[1:])))
         x = self.preparation.normalised(picture[None]).to(self.device)
-        return explain(self.model, self.task, x, picture, name, self.classes, method=method, target=target, **options)
+        self.twins = self.twins or random_twins(self.model)
+        return explain(
+            self.model, self.task, x, picture, name, self.classes, method=method, target=target, mask=region,
+            twins=self.twins, **options,
+        )  # fmt: skip
 
     def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
         """What the network has learnt: filters, positions and, on images, attention distance and token norms.

@@ -148,15 +148,23 @@ class Explain:
     inputs: Positional[tuple[str, ...]]
     """Files, folders or globs."""
     method: str = "rollout"
-    """attention (one layer) or rollout (through all layers)."""
+    """attention, rollout, gradient_rollout, chefer, grad_cam, integrated_gradients or occlusion."""
     target: str | None = None
-    """Class whose probability the scores follow. Default: the predicted one."""
+    """Class to explain. Default: the predicted one."""
+    mask: str | None = None
+    """Picture as large as the input, not zero where the cause is known to lie: the map is scored against it."""
+    box: tuple[int, int, int, int] | None = None
+    """The same as a box in pixels: top, left, bottom, right."""
     layer: int | None = None
     """attention: which layer, from 0; -1 is the last."""
     head: int | None = None
     """attention: which head. Default: the mean over heads."""
     identity: bool = True
     """rollout: count residual connections (Abnar & Zuidema); --no-identity is the ViT paper's D.8."""
+    steps: int | None = None
+    """integrated_gradients: points on the way from the mean picture to the input. Default: 32."""
+    window: int | None = None
+    """occlusion: tokens covered at a time along each axis. Default: 1."""
     out: str = "explanation.png"
     """Picture to write (.png, .svg or .pdf)."""
 
@@ -166,7 +174,10 @@ class Explain:
         from regard.explain.draw import check_ending, draw_pages
 
         check_ending(Path(self.out))
-        options: dict[str, Any] = {"layer": self.layer, "head": self.head}
+        options: dict[str, Any] = {
+            "layer": self.layer, "head": self.head, "steps": self.steps, "window": self.window,
+            "mask": self.mask or self.box,
+        }  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         if not self.identity:
             options["identity"] = False
@@ -178,9 +189,13 @@ class Explain:
                 failed.append(error)
         for page in draw_pages(made, Path(self.out)) if made else ():
             print(page)
-        print(columns(("image", "predicted", "insertion (high)", "deletion (low)", "random", "verdict"), [
+        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random", "random weights (low)")
+        masked = ("inside mask",) if any(e.location for e in made) else ()
+        print(columns((*header, *masked, "verdict"), [
             (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.insertion:.3f}",
-             f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", e.scores.verdict) for e in made
+             f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", f"{e.likeness:+.2f}",
+             *(f"{e.location.share:.0%} of {e.location.area:.0%}" for _ in masked if e.location), e.verdict)
+            for e in made
         ]))  # fmt: skip
         _tell_failures(failed)
 

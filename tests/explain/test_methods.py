@@ -1,27 +1,45 @@
 """Explanations against arithmetic done by hand, and their scores against a model whose cause is known."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import regard
 from regard.errors import ConfigError
-from regard.explain import faithfulness, raw_attention, rollout
+from regard.explain import (
+    METHODS,
+    Case,
+    explain,
+    faithfulness,
+    grad_cam,
+    gradient_rollout,
+    integrated_gradients,
+    occlusion,
+    raw_attention,
+    relevance,
+    rollout,
+)
 from regard.geometry import TokenMap
+from regard.networks import Network
 from regard.nn import Tape
 from regard.nn.attention import _Call
+from regard.tasks import Classification
 
 # Two layers of one head over a class token and two patches; rows sum to one.
 FIRST = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]], dtype=torch.float64)
 SECOND = torch.tensor([[0.2, 0.2, 0.6], [0.3, 0.4, 0.3], [0.1, 0.6, 0.3]], dtype=torch.float64)
 
 
-def tape_of(*layers: torch.Tensor) -> Tape:
-    """A tape whose weights are exactly these: scores log W against the identity."""
-    tape = Tape()
-    for weights in layers:
+def tape_of(*layers: torch.Tensor, gradients: tuple[torch.Tensor, ...] = ()) -> Tape:
+    """A tape whose weights are exactly these: scores log W against the identity. Values that are the identity make
+    the gradient of the output the gradient of the weights."""
+    tape = Tape(gradients=bool(gradients))
+    for number, weights in enumerate(layers):
         q = weights.log() if weights.ndim == 3 else weights.log()[None]
         k = torch.eye(q.shape[-1], dtype=torch.float64).expand_as(q)
-        tape._calls.append(_Call("", q[None], k[None], 1.0, None, None, False))
+        arrived = [gradients[number].expand_as(q)[None]] if gradients else []
+        tape._calls.append(_Call("", q[None], k[None], 1.0, None, None, False, k[None], arrived))
     return tape
 
 
@@ -48,6 +66,142 @@ def test_heads_are_averaged_before_layers_are_multiplied():
     torch.testing.assert_close(
         rollout(tape_of(heads, FIRST), CLASSED), rollout(tape_of(mean, FIRST), CLASSED), atol=1e-6, rtol=0
     )
+
+
+# What each weight did for the target; only the class token's row matters in the last layer.
+SLOPES = (
+    torch.tensor([[1.0, 2.0, -1.0], [0.0, 1.0, 3.0], [2.0, 0.0, -4.0]], dtype=torch.float64),
+    torch.tensor([[2.0, -1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64),
+)
+
+
+def test_relevance_matches_hand_arithmetic():
+    # Ā₁ = (∇ ⊙ W)⁺ = [[.5, .6, 0], [0, .8, .3], [.5, 0, 0]]; Ā₂ = [[.4, 0, .6], 0, 0]
+    # R₁ = I + Ā₁; R₂ = R₁ + Ā₂ R₁, first row: [1.5, .6, 0] + .4·[1.5, .6, 0] + .6·[.5, 0, 1]
+    got = relevance(tape_of(FIRST, SECOND, gradients=SLOPES), CLASSED)
+    torch.testing.assert_close(got, torch.tensor([[0.84, 0.6]]), atol=1e-6, rtol=0)
+
+
+def test_gradient_rollout_matches_hand_arithmetic():
+    # Rows of (∇ ⊙ W)⁺ summing to one: W₁ = [[5/11, 6/11, 0], [0, 8/11, 3/11], [1, 0, 0]], W₂ = [[.4, 0, .6], e₂, e₃]
+    # A = (W + I)/2: A₂'s first row [.7, 0, .3]; A₁: [8/11, 3/11, 0], [0, 19/22, 3/22], [.5, 0, .5]
+    got = gradient_rollout(tape_of(FIRST, SECOND, gradients=SLOPES), CLASSED)
+    torch.testing.assert_close(got, torch.tensor([[0.7 * 3 / 11, 0.3 * 0.5]]), atol=1e-6, rtol=0)
+
+
+def test_negative_parts_are_cut_head_by_head():
+    heads, slopes = torch.stack([FIRST, SECOND]), torch.stack(SLOPES)
+    tape = tape_of(heads, gradients=(slopes,))
+    expected = ((FIRST * SLOPES[0]).clamp_min(0) + (SECOND * SLOPES[1]).clamp_min(0)) / 2
+    torch.testing.assert_close(relevance(tape, CLASSED)[0], expected[0, 1:].float(), atol=1e-6, rtol=0)
+
+
+def explained_model(**fields) -> tuple[Network, torch.Tensor, Case]:
+    """A small random model, an input, and the score of class 1."""
+    torch.manual_seed(0)
+    model = regard.create("vit_nano", classes=3, size=(12, 16), patch=4, depth=3, **fields).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    x = torch.randn(1, 3, 12, 16)
+    return model, x, Case(model, x, lambda z: model(z).logits[:, 1])
+
+
+@pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean"}])
+@pytest.mark.parametrize("lean", [False, True])
+def test_relevance_equals_autograd_through_materialised_attention(fields, lean, monkeypatch):
+    """The same model with attention written out, its weights leaves of the graph: no fused kernel, no tape."""
+    model, x, case = explained_model(**fields)
+    model.lean = lean
+    got = relevance(case.gradient_tape(), case.where)
+    kept = []
+
+    def written_out(q, k, v, **_):
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        weights.retain_grad()
+        kept.append(weights)
+        return weights @ v
+
+    monkeypatch.setattr("regard.nn.attention.attend", written_out)
+    model.lean = False
+    model(x).logits[0, 1].backward()
+    joint = torch.eye(kept[0].shape[-1])
+    for weights in kept:
+        joint = joint + (weights * weights.grad).clamp_min(0).mean(1)[0] @ joint
+    prefix = len(case.where.prefix)
+    rows = joint[0, prefix:] if "pool" not in fields else joint[prefix:, prefix:].mean(0)
+    torch.testing.assert_close(got[0], rows.detach(), atol=1e-6, rtol=1e-4)
+
+
+def test_grad_cam_equals_its_definition():
+    model, x, case = explained_model()
+    got = grad_cam(case)
+    with torch.no_grad():
+        tokens = model.embed(x)
+        for block in model.blocks[:-1]:
+            tokens = block(tokens)
+    last = model.blocks[-1]
+    entering = last.norm1(tokens).detach().requires_grad_()
+    mixed = tokens + last.attention(entering)
+    logit = model.head(model.norm(mixed + last.mlp(last.norm2(mixed)))[:, 0])[0, 1]
+    logit.backward()
+    weights = entering.grad[0, 1:].mean(0)
+    torch.testing.assert_close(got[0], (entering[0, 1:] @ weights).detach(), atol=1e-6, rtol=1e-4)
+
+
+def test_integrated_gradients_against_captum_and_completeness():
+    from captum.attr import IntegratedGradients
+
+    model, x, case = explained_model(registers=1)
+    expected = IntegratedGradients(lambda z: model(z).logits).attribute(x, target=1, n_steps=32)
+    cells = expected.sum(1).reshape(3, 4, 4, 4).sum((1, 3)).flatten()
+    got = integrated_gradients(case)
+    torch.testing.assert_close(got[0], cells.float(), atol=1e-5, rtol=1e-4)
+    difference = model(x).logits[0, 1] - model(torch.zeros_like(x)).logits[0, 1]
+    assert got.sum().item() == pytest.approx(difference.item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_occlusion_against_captum(window):
+    from captum.attr import Occlusion
+
+    model, x, case = explained_model()
+    shape = (3, 4 * window, 4 * window)
+    expected = Occlusion(lambda z: model(z).logits).attribute(
+        x, target=1, sliding_window_shapes=shape, strides=(3, 4, 4)
+    )
+    torch.testing.assert_close(
+        occlusion(case, window=window)[0], expected[0, 0, ::4, ::4].flatten(), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_methods_leave_the_model_as_it_was():
+    model, _, case = explained_model()
+    for method in METHODS.values():
+        method(case)
+    assert all(p.grad is None for p in model.parameters())
+    assert not model.blocks[0].attention._forward_pre_hooks
+
+
+def test_a_model_without_attention_is_told_what_makes_sense():
+    class Plain(Network):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(12, 2)
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.layer(x.flatten(1)))
+
+        def token_map(self, size=None):
+            return TokenMap((1, 2), (2, 3), (2, 6))
+
+    model, x = Plain(), torch.randn(1, 1, 2, 6)
+    for name in METHODS:
+        arguments = (model, Classification(), x, x[0], "x", ("a", "b"))
+        if name in ("integrated_gradients", "occlusion"):
+            assert explain(*arguments, method=name).map.shape == (2, 6)
+        else:
+            with pytest.raises(ConfigError, match=r"Plain has none\n.*use integrated_gradients or occlusion"):
+                explain(*arguments, method=name)
 
 
 def test_raw_attention_picks_layer_and_head():

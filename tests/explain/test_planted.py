@@ -8,7 +8,7 @@ import regard
 from tests.explain.planted import DIGIT, SIDE, planted
 
 CHANCE = (DIGIT / SIDE) ** 2
-COUNT = 60
+COUNT = 40
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,26 @@ def found(maps: list[torch.Tensor], masks: torch.Tensor) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("method", "options", "least_share", "least_pointing"),
-    [("rollout", {}, 2.0, 0.8), ("rollout", {"identity": False}, 1.3, 0.7), ("attention", {}, 2.0, 0.6)],
+    [
+        ("rollout", {}, 2.0, 0.8),
+        ("rollout", {"identity": False}, 1.3, 0.7),
+        ("attention", {}, 2.0, 0.6),
+        ("gradient_rollout", {}, 2.0, 0.8),
+        ("chefer", {}, 2.0, 0.8),
+        ("grad_cam", {}, 2.0, 0.3),
+        ("integrated_gradients", {"steps": 8}, 2.0, 0.6),
+        ("occlusion", {}, 2.0, 0.8),
+    ],
 )
 def test_the_map_finds_the_planted_cause(predictor, method, options, least_share, least_pointing):
     pictures, _, masks = planted(COUNT, seed=99)
-    explained = [predictor.explain(torch.from_numpy(p)[None], method=method, **options) for p in pictures]
+    explained = [
+        predictor.explain(torch.from_numpy(p)[None], method=method, mask=mask, **options)
+        for p, mask in zip(pictures, masks, strict=True)
+    ]
     share, pointing = found([e.map for e in explained], masks)
+    assert share == pytest.approx(np.mean([e.location.share for e in explained]), abs=1e-5)
+    assert pointing == np.mean([e.location.pointing for e in explained])
     assert share > least_share * CHANCE
     assert pointing > least_pointing
     gain = np.array([e.scores.gain for e in explained])

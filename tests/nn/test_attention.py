@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -326,3 +327,43 @@ def test_an_error_inside_leaves_no_hooks_and_no_tape():
     assert not model._forward_pre_hooks
     model(torch.randn(5, 3, 16, 16))
     assert tape.attention(0, 0).shape[0] == 1
+
+
+@pytest.mark.parametrize("limits", ["none", "mask", "bias", "causal"])
+@pytest.mark.parametrize("as_feature", [False, True])
+def test_gradients_of_the_weights_are_those_of_materialised_attention(limits, as_feature):
+    """Fused: ∂/∂A from the output's gradient and the values. Written out: A is a tensor autograd knows."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 5, 8, requires_grad=True)
+    arguments: dict[str, Any] = {
+        "none": {}, "mask": {"mask": torch.rand(2, 1, 5, 5) > 0.3}, "bias": {"bias": torch.randn(4, 5, 5)},
+        "causal": {"causal": True},
+    }[limits]  # fmt: skip
+
+    class Model(nn.Module):
+        def forward(self):
+            if as_feature:
+                return (attention_weights(q, k, **arguments) ** 2).flatten(1).sum(1)
+            return attend(q, k, v, **arguments).square().flatten(1).sum(1)
+
+    model = Model()
+    with capture(model, gradients=True) as tape:
+        model().sum().backward()
+    weights = attention_weights(q.detach(), k.detach(), **arguments).double().requires_grad_()
+    out = weights if as_feature else weights @ v.detach().double()
+    out.square().sum().backward()
+    for head in range(4):
+        torch.testing.assert_close(tape.gradient(0, head), weights.grad[:, head].float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(tape.gradient(0), weights.grad.mean(1).float(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_tape_says_why_it_has_no_gradients():
+    model = regard.create("vit_nano", classes=3, size=16)
+    with regard.capture(model) as tape:
+        model(torch.rand(1, 3, 16, 16))
+    with pytest.raises(RegardError, match="gradients=True"):
+        tape.gradient(0)
+    with regard.capture(model, gradients=True) as tape:
+        model(torch.rand(1, 3, 16, 16))
+    with pytest.raises(RegardError, match="call backward"):
+        tape.gradient(0)

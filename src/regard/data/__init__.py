@@ -5,6 +5,7 @@ from regard.data.folders import find_images
 from regard.data.formats import open_source
 from regard.data.images import SUFFIXES, checked, read_image, to_tensor
 from regard.data.loader import Batch, Images, Loader, Preparation, fit, fit_loses, statistics, with_channels
+from regard.data.masks import read_mask
 from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source
 from regard.data.splits import split
@@ -26,6 +27,7 @@ __all__ = [
     "normalise",
     "open_source",
     "read_image",
+    "read_mask",
     "scan",
     "split",
     "statistics",

@@ -214,6 +214,10 @@ class Preparation:
         """What the network will see, before normalisation: (channels, *size) in 0..1."""
         return to_float(fit(with_channels(pixels, self.channels), self.size))
 
+    def region(self, mask: Tensor) -> Tensor:
+        """A mask as large as the decoded picture, as it lies on the network's input: true inside, (*size)."""
+        return fit(mask[None].float(), self.size)[0] >= 0.5
+
     def normalised(self, pictures: Tensor) -> Tensor:
         return normalise(pictures, self.mean, self.std)
 

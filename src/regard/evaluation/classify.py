@@ -12,6 +12,7 @@ from torch import nn
 
 from regard.data import Loader, Preparation, Source, to_float
 from regard.metrics import Figure, Summary, summarise
+from regard.networks import lean
 from regard.tasks import Task
 
 
@@ -74,7 +75,8 @@ def predict_loader(
     try:
         for number, batch in enumerate(loader.epoch(0), start=1):
             x = preparation.normalised(to_float(batch.images.to(device)))
-            probs = task.probabilities(model(x)).cpu()
+            with lean(model):
+                probs = task.probabilities(model(x)).cpu()
             parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy()))
             tick(number, "")
     finally:

@@ -1,22 +1,42 @@
 """Why a model decided as it did: arithmetic on recorded attention, painted onto the input and scored."""
 
-from regard.explain.explanation import METHODS, Explanation, explain
+from regard.explain.explanation import METHODS, Explanation, Location, check_method, explain
 from regard.explain.faithfulness import faithfulness
 from regard.explain.inspection import Inspection, inspect_model
-from regard.explain.methods import raw_attention, rollout
+from regard.explain.methods import (
+    Case,
+    grad_cam,
+    gradient_rollout,
+    integrated_gradients,
+    occlusion,
+    raw_attention,
+    relevance,
+    rollout,
+)
 from regard.explain.registers import find_register_neurons, with_test_time_registers
+from regard.explain.sanity import likeness, random_twins
 from regard.explain.visualise import Visualisation, visualise
 
 __all__ = [
     "METHODS",
+    "Case",
     "Explanation",
     "Inspection",
+    "Location",
     "Visualisation",
+    "check_method",
     "explain",
     "faithfulness",
     "find_register_neurons",
+    "grad_cam",
+    "gradient_rollout",
     "inspect_model",
+    "integrated_gradients",
+    "likeness",
+    "occlusion",
+    "random_twins",
     "raw_attention",
+    "relevance",
     "rollout",
     "visualise",
     "with_test_time_registers",

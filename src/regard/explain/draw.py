@@ -55,14 +55,10 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         truth = "" if item.label is None else f" (true: {item.label})"
         left.set_title(f"input{part}", fontsize=9)
         left.set_xlabel(f"{_short(item.prediction.name)}{truth}", fontsize=8)
-        middle.set_title("attention", fontsize=9)
+        middle.set_title("dimmed by the map", fontsize=9)
         middle.set_xlabel(f"predicted {item.prediction.label} ({item.prediction.confidence:.1%})", fontsize=8)
         right.set_title(_title(item), fontsize=9)
-        scores = item.scores
-        right.set_xlabel(
-            f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}",
-            fontsize=8,
-        )
+        right.set_xlabel(_scores(item), fontsize=8, color="black" if item.badge is None else "#b34700")
         for ax in (left, middle, right):
             ax.set_xticks([])
             ax.set_yticks([])
@@ -73,6 +69,17 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
 def _title(item: Explanation) -> str:
     options = " ".join(f"{name}={value}" for name, value in item.options.items())
     return f"{item.method} {options}".strip() + f" for {item.target!r}"
+
+
+def _scores(item: Explanation) -> str:
+    scores = item.scores
+    lines = [f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}"]
+    if item.location is not None:
+        peak = "peak inside" if item.location.pointing else "peak outside"
+        lines.append(f"{item.location.share:.0%} inside the mask ({item.location.area:.0%} of the picture), {peak}")
+    if item.badge is not None:
+        lines.append("much the same with random weights")
+    return "\n".join(lines)
 
 
 def _short(name: str) -> str:

@@ -1,35 +1,73 @@
-"""One prediction explained: the map, the scores that say whether to believe it, and a picture of both."""
+"""One prediction explained: the map, the checks that say whether to believe it, and a picture of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, did_you_mean
+from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
-from regard.explain.methods import raw_attention, rollout
+from regard.explain.methods import Case
+from regard.explain.sanity import ALIKE, likeness, random_twins
 from regard.geometry import TokenMap
 from regard.networks import Network
-from regard.nn import capture
+from regard.nn import MultiHeadAttention
 from regard.tasks import Prediction, Task
 
-METHODS: dict[str, tuple[Callable[..., Tensor], frozenset[str]]] = {
-    "attention": (raw_attention, frozenset({"layer", "head"})),
-    "rollout": (rollout, frozenset({"identity"})),
+
+class Method(NamedTuple):
+    """`reads` says what the function is given: a tape of attention, one with gradients, or the case itself."""
+
+    function: Callable[..., Tensor]
+    reads: Literal["attention", "gradients", "model"]
+    options: tuple[str, ...] = ()
+
+    def __call__(self, case: Case, **options: Any) -> Tensor:
+        """One value for each placed token: (places,)."""
+        if self.reads == "model":
+            values = self.function(case, **options)
+        else:
+            tape = case.tape() if self.reads == "attention" else case.gradient_tape()
+            values = self.function(tape, case.where, **options)
+        return values[0].float().cpu()
+
+
+METHODS: dict[str, Method] = {
+    "attention": Method(methods.raw_attention, "attention", ("layer", "head")),
+    "rollout": Method(methods.rollout, "attention", ("identity",)),
+    "gradient_rollout": Method(methods.gradient_rollout, "gradients"),
+    "chefer": Method(methods.relevance, "gradients"),
+    "grad_cam": Method(methods.grad_cam, "model"),
+    "integrated_gradients": Method(methods.integrated_gradients, "model", ("steps",)),
+    "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
+WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
+
+
+class Location(NamedTuple):
+    """How a map lies to a region known to matter."""
+
+    share: float
+    """Of the map, how much lies inside."""
+    pointing: bool
+    """The pointing game: whether the map's peak lies inside."""
+    area: float
+    """Of the picture, how much the region is: what a map that knows nothing scores."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`map` (*size) sums to one over the input; `scores` say how faithful it is; `target` what was explained."""
+    """`map` (*size) sums to one over the input; `scores` and `likeness` say whether to believe it."""
 
     map: Tensor
+    """What spoke for the target; what spoke against it (a negative value) counts as nothing here."""
     tokens: Tensor
     """One value a placed token."""
     method: str
@@ -37,11 +75,27 @@ class Explanation:
     target: str
     prediction: Prediction
     scores: Faithfulness
+    likeness: float
+    """Rank correlation with the maps of the same model with random weights: near zero for a map of the model."""
     picture: Tensor
     """What the network saw: (channels, *size) in 0..1."""
     where: TokenMap
+    location: Location | None = None
+    """Where a mask or box was given."""
     label: str | None = None
     """The true class, where it is known."""
+
+    @property
+    def badge(self) -> str | None:
+        """A warning, if the map hardly depends on what the model has learnt."""
+        if self.likeness <= ALIKE:
+            return None
+        return "fails the randomisation check: much the same with random weights, so not about the model"
+
+    @property
+    def verdict(self) -> str:
+        """In words, whether to believe the map."""
+        return self.scores.verdict if self.badge is None else f"{self.scores.verdict}; {self.badge}"
 
     def save(self, path: str | Path) -> Path:
         """Draw input and attention side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
@@ -52,6 +106,7 @@ class Explanation:
         return replace(self, prediction=replace(self.prediction, name=name), label=label)
 
     def to_json(self) -> dict[str, Any]:
+        scores = {name: value for name, value in asdict(self.scores).items() if not name.endswith("_curve")}
         return {
             "name": self.prediction.name,
             "method": self.method,
@@ -60,27 +115,31 @@ class Explanation:
             "label": self.label,
             "predicted": self.prediction.label,
             "confidence": self.prediction.confidence,
-            "scores": {
-                "deletion": self.scores.deletion,
-                "insertion": self.scores.insertion,
-                "gain": self.scores.gain,
-                "random": self.scores.random,
-                "random_spread": self.scores.random_spread,
-                "beaten": self.scores.beaten,
-                "verdict": self.scores.verdict,
-            },
+            "scores": scores | {"gain": self.scores.gain},
+            "likeness": round(self.likeness, 4),
+            "location": None if self.location is None else self.location._asdict(),
+            "verdict": self.verdict,
             "grid": list(self.where.grid),
             "tokens": [round(v, 6) for v in self.tokens.tolist()],
         }
 
 
-def check_method(method: str, options: dict[str, Any]) -> None:
+def check_method(method: str, options: dict[str, Any], model: Network | None = None) -> None:
+    """Refuse a method that does not exist, an option it does not take, or a model it makes no sense for."""
     if method not in METHODS:
         raise ConfigError(f"there is no method called {method!r}", do=did_you_mean(method, METHODS))
     for name in options:
-        if name not in METHODS[method][1]:
-            takes = ", ".join(sorted(METHODS[method][1]))
-            raise ConfigError(f"{method} has no option {name!r}", do=f"it takes {takes}")
+        if name not in METHODS[method].options:
+            takes = ", ".join(METHODS[method].options)
+            raise ConfigError(
+                f"{method} has no option {name!r}", do=f"it takes {takes}" if takes else "it takes no options"
+            )
+    attends = model is None or any(isinstance(module, MultiHeadAttention) for module in model.modules())
+    if not attends and method not in WITHOUT_ATTENTION:
+        raise ConfigError(
+            f"{method} reads attention, and {type(model).__name__} has none",
+            do=f"use {' or '.join(WITHOUT_ATTENTION)}",
+        )
 
 
 def explain(
@@ -93,30 +152,53 @@ def explain(
     *,
     method: str = "rollout",
     target: str | None = None,
+    mask: Tensor | None = None,
+    twins: Sequence[Network] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Explanation:
-    """Explain one prepared input x (1, C, *size). `target` defaults to the predicted class."""
-    check_method(method, options)
+    """Explain one prepared input x (1, C, *size). `target` defaults to the predicted class.
+
+    `mask` (*size) is true where the cause is known to lie. `twins` are the model with random weights, made
+    here if not given.
+    """
+    check_method(method, options, model)
     if target is not None and target not in classes:
         raise ConfigError(f"there is no class called {target!r}", do=did_you_mean(target, classes))
     model.eval()
-    with torch.inference_mode(), capture(model) as tape:
-        probs = task.probabilities(model(x))[0]
-    prediction = Prediction.of(name, probs.cpu(), classes)
-    where = model.token_map(tuple(x.shape[2:]))
-    values = METHODS[method][0](tape, where, **options)[0].cpu()
+    with torch.inference_mode():
+        prediction = Prediction.of(name, task.probabilities(model(x))[0].cpu(), classes)
     number = classes.index(target or prediction.label)
-    scores = faithfulness(lambda z: task.probabilities(model(z))[:, number], x, values, where, seed=seed)
-    painted = where.paint(values)
+
+    def values_of(network: Network) -> Tensor:
+        case = Case(network, x, lambda z: task.scores(network(z))[:, number])
+        return METHODS[method](case, **options)
+
+    values, where = values_of(model), model.token_map(tuple(x.shape[2:]))
+    others = [values_of(twin) for twin in (random_twins(model, seed=seed) if twins is None else twins)]
+    painted = where.paint(values.clamp_min(0))
+    painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(
-        map=painted / painted.sum().clamp_min(1e-12),
+        map=painted,
         tokens=values,
         method=method,
         options=options,
         target=classes[number],
         prediction=prediction,
-        scores=scores,
+        scores=faithfulness(lambda z: task.probabilities(model(z))[:, number], x, values, where, seed=seed),
+        likeness=sum(likeness(values, other) for other in others) / max(len(others), 1),
         picture=picture,
         where=where,
+        location=None if mask is None else locate(painted, mask),
     )
+
+
+def locate(painted: Tensor, mask: Tensor) -> Location:
+    """How much of a map (*size), and whether its peak, lies where `mask` (*size) is true."""
+    if mask.shape != painted.shape or not mask.any():
+        raise ConfigError(
+            f"the mask of size {tuple(mask.shape)} is empty or does not cover the input of size {tuple(painted.shape)}",
+            do="give a mask with something inside it, as large as the picture",
+        )
+    share = float(painted[mask].sum() / painted.sum().clamp_min(1e-30))
+    return Location(share, bool(mask.flatten()[painted.argmax()]), float(mask.float().mean()))

@@ -103,14 +103,15 @@ def grad_cam(case: Case) -> Tensor:
     """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places).
 
     After that attention only what the head reads has a gradient, so this is the last place where every
-    patch still has one. Channels are weighted by their mean gradient over the placed tokens.
+    patch still has one. Channels are weighted by their mean gradient over the placed tokens. Values below
+    zero speak against the target; a map leaves them out, which is Grad-CAM's ReLU.
     """
     entered: list[Tensor] = []
     modules = [m for m in case.model.modules() if isinstance(m, MultiHeadAttention)]
     handles = [m.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0])) for m in modules]
     try:
         x = case.x.detach().clone().requires_grad_()
-        with torch.enable_grad(), capture(case.model):  # capture: every token of the last layer is computed
+        with torch.enable_grad():
             score = case.score(x).sum()
     finally:
         for handle in handles:
@@ -119,7 +120,7 @@ def grad_cam(case: Case) -> Tensor:
     slopes = torch.autograd.grad(score, tokens)[0]
     placed = slice(len(case.where.prefix), None)
     tokens, slopes = tokens[:, placed].detach(), slopes[:, placed]
-    return (tokens * slopes.mean(1, keepdim=True)).sum(-1).clamp_min(0)
+    return (tokens * slopes.mean(1, keepdim=True)).sum(-1)
 
 
 def integrated_gradients(case: Case, *, steps: int = 32, batch: int = 16) -> Tensor:

@@ -1,5 +1,7 @@
 """The networks: each takes tensors, returns a small named output, and can say where its tokens live."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -21,3 +23,14 @@ class Network(nn.Module):
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Where the tokens of every layer live on an input of this size (the configured one, if not said)."""
         raise NotImplementedError
+
+
+@contextmanager
+def lean(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes what the logits need and no more."""
+    before = getattr(model, "lean", False)
+    model.lean = True  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        model.lean = before  # pyright: ignore[reportArgumentType]

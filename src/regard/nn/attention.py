@@ -108,9 +108,10 @@ def _record(
     for tape in _TAPES.get():
         if tape._running:
             # Cloned because q, k and v are usually views of one projection that would stay alive as a whole.
-            copies = (None if t is None else t.detach().clone() for t in (q, k, v if tape._gradients else None))
-            kept = (None if t is None else t.detach() for t in (mask, bias))
-            call = _Call(tape._name, *copies, scale, *kept, causal, [])  # pyright: ignore[reportArgumentType]
+            keys = q.detach().clone(), k.detach().clone()
+            limits = None if mask is None else mask.detach(), None if bias is None else bias.detach()
+            values = v.detach().clone() if tape._gradients and v is not None else None
+            call = _Call(tape._name, *keys, scale, *limits, causal, values, [])
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
                 out.register_hook(lambda gradient, call=call: call.arrived.append(gradient.detach()))
@@ -125,11 +126,11 @@ class _Call(NamedTuple):
     name: str
     q: Tensor
     k: Tensor
-    v: Tensor | None
     scale: float | None
     mask: Tensor | None
     bias: Tensor | None
     causal: bool
+    v: Tensor | None
     arrived: list[Tensor]
     """Gradients that came back to the output, one for each backward pass."""
 

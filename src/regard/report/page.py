@@ -143,7 +143,7 @@ def _explanations(run: Run) -> str:
         word = "right" if item["predicted"] == item["label"] else "wrong"
         pictures.append(
             f'<figure class="card"><figcaption><b class="{word}">{word}</b> {escape(item["name"])}: '
-            f"{escape(item['scores']['verdict'])}</figcaption>"
+            f"{escape(item['verdict'])}</figcaption>"
             f'<img alt="input, attention and map of {escape(item["name"])}" src="data:image/png;base64,{png}"></figure>'
         )
     gains = np.array([item["scores"]["gain"] for item in items])

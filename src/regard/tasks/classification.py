@@ -24,6 +24,8 @@ class Task(Protocol):
 
     def probabilities(self, output: Any) -> Tensor: ...
 
+    def scores(self, output: Any) -> Tensor: ...
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -36,6 +38,10 @@ class Classification:
 
     def probabilities(self, output: Any) -> Tensor:
         return output.logits.float().softmax(-1)
+
+    def scores(self, output: Any) -> Tensor:
+        """What explanations explain: the logits, which do not saturate."""
+        return output.logits.float()
 
 
 @dataclass(frozen=True)

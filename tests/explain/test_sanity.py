@@ -1,0 +1,92 @@
+"""Checks on maps: random weights must change them, and a known cause is looked up in them."""
+
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import spearmanr
+
+import regard
+from regard.data import Preparation, read_mask
+from regard.errors import ConfigError, DataError
+from regard.explain import METHODS, likeness, random_twins
+from regard.explain.explanation import Method, locate
+
+
+def test_likeness_is_spearmans():
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        a, b = torch.randint(0, 6, (2, 15), generator=draw).float()  # with ties
+        assert likeness(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-9)
+    assert likeness(torch.ones(4), torch.arange(4.0)) == 0
+
+
+def test_twins_forget_what_was_learnt_and_keep_its_size():
+    model = regard.create("vit_nano", classes=3, size=16, registers=1)
+    torch.nn.init.normal_(model.head.weight)
+    one, other = random_twins(model)
+    for (name, p), q, r in zip(model.named_parameters(), one.parameters(), other.parameters(), strict=True):
+        if p.std() > 0:
+            assert not torch.equal(p, q), name
+            assert not torch.equal(q, r), name
+            assert q.std().item() == pytest.approx(p.std().item(), rel=0.5), name
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), random_twins(model)[0].parameters(), strict=True))
+
+
+def test_a_map_of_the_picture_alone_fails_and_gets_a_badge(run_folder, digit_files, monkeypatch):
+    """Brightness looks at no model at all; of the real methods a trained model's maps do not fail this way."""
+    brightness = Method(lambda case: case.where.collect(case.x.mean(1)), "model")
+    monkeypatch.setitem(METHODS, "brightness", brightness)
+    monkeypatch.setattr("regard.explain.explanation.WITHOUT_ATTENTION", ("brightness",))
+    predictor = regard.load(run_folder)
+    fooled = predictor.explain(digit_files / "3.png", method="brightness")
+    assert fooled.likeness == pytest.approx(1)
+    assert "fails the randomisation check" in (fooled.badge or "")
+    assert "fails the randomisation check" in fooled.verdict
+    assert fooled.to_json()["verdict"] == fooled.verdict
+    honest = predictor.explain(digit_files / "3.png", method="chefer")
+    assert honest.likeness < 0.5
+    assert honest.badge is None
+
+
+def test_share_and_pointing_of_a_map():
+    painted = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert locate(painted, mask) == (pytest.approx(0.6), False, 0.75)
+    assert locate(painted, ~mask) == (pytest.approx(0.4), True, 0.25)
+    with pytest.raises(ConfigError, match="empty"):
+        locate(painted, mask & ~mask)
+
+
+def test_masks_come_as_files_arrays_and_boxes(tmp_path):
+    Image.fromarray(torch.tensor([[0, 0, 7], [0, 255, 0]], dtype=torch.uint8).numpy()).save(tmp_path / "m.png")
+    expected = torch.tensor([[False, False, True], [False, True, False]])
+    assert torch.equal(read_mask(tmp_path / "m.png", (2, 3)), expected)
+    assert torch.equal(read_mask(expected.int().numpy(), (2, 3)), expected)
+    assert read_mask((0, 1, 2, 3), (2, 3)).sum() == 4
+    for wrong, words in (
+        ((0, 2, 2, 2), "does not lie"),
+        (expected[:1], "does not fit"),
+        ("no.png", "no such file"),
+        (3, "no mask"),
+    ):
+        with pytest.raises(DataError, match=words):
+            read_mask(wrong, (2, 3))
+
+
+def test_a_mask_goes_the_way_of_the_picture():
+    """Cut at the centre and scaled as the picture is."""
+    preparation = Preparation((4, 4), 1, (0.0,), (1.0,))
+    mask = torch.zeros(8, 16, dtype=torch.bool)
+    mask[:4, 4:8] = True  # the upper left quarter of the central square
+    assert preparation.region(mask).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_location_is_reported_where_a_mask_is_given(run_folder, digit_files):
+    predictor = regard.load(run_folder)
+    explained = predictor.explain(digit_files / "0.png", mask=(0, 0, 4, 8))
+    assert explained.location is not None
+    assert explained.location.area == 0.5
+    assert explained.location.share == pytest.approx(explained.map[:4].sum().item(), abs=1e-5)
+    assert explained.to_json()["location"]["area"] == 0.5
+    with pytest.raises(DataError, match="box"):
+        predictor.explain(digit_files / "0.png", mask=(0, 0, 9, 9))
