@@ -1,0 +1,399 @@
+"""Weights of any known format as a checkpoint of ours: recognised, checked, adapted, and reported on.
+
+What a file holds decides the shape of the model; `classes=` and `size=` change its head and positions,
+nothing else gives way. Whatever was assumed, changed, left untrained or left out is in the report.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import registry
+from regard.config import ViTConfig, change, make, to_dict
+from regard.data import Preparation
+from regard.errors import ConfigError, RunError
+from regard.geometry import grid_of, per_axis
+from regard.networks.vit import VARIANTS, configure
+from regard.nn.patches import resample_grid
+from regard.weights.checkpoint import FORMAT, Checkpoint, load_checkpoint
+from regard.weights.files import Opened, open_file
+from regard.weights.names import FORMATS, HF, HF_DINOV2, IMAGENET, Format, detect
+from regard.weights.run import Run
+
+SHAPE = ("width", "depth", "heads", "mlp", "patch", "stem")
+"""What a model's name promises, and a file must keep."""
+UNLIKE = "the weights are not this model's"
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of a weights file: everything that is not simply in its place."""
+
+    source: str
+    format: str
+    numbers: int
+    """How many numbers of the file are used."""
+    assumed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people.
+
+        >>> print(*LoadReport("b16.npz", "google", 9, changed=("head: 10 classes, not 1000",)).lines(), sep="\\n")
+        b16.npz: google names, 9 numbers used
+          changed: head: 10 classes, not 1000
+        """
+        groups = {
+            "assumed": self.assumed, "changed": self.changed, "left untrained": self.untrained, "not used": self.unused,
+        }  # fmt: skip
+        details = [f"  {label}: {line}" for label, lines in groups.items() for line in shortened(lines)]
+        return [f"{self.source}: {self.format} names, {self.numbers:,} numbers used", *details]
+
+
+@dataclass
+class Notes:
+    """A report being written."""
+
+    assumed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    untrained: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    left: int = 0
+    """Numbers of the file that are not used."""
+
+    def leave(self, name: str, *tensors: Tensor, why: str = "") -> None:
+        count = sum(tensor.numel() for tensor in tensors)
+        self.unused.append(f"{name} ({count:,} numbers){why}")
+        self.left += count
+
+
+def shortened(lines: list[str] | tuple[str, ...], most: int = 8) -> list[str]:
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
+def open_weights(
+    path: str | Path, name: str | None = None, classes: int | None = None, **fields: Any
+) -> tuple[Checkpoint, LoadReport]:
+    """Weights and what they are the weights of, from a file of any known format, a run or a transformers folder.
+
+    Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
+    and its positions; other `fields` of the config are set if the weights allow it.
+    """
+    opened, notes = open_file(find_file(path)), Notes()
+    if opened.metadata.get("format") == FORMAT:
+        stored = load_checkpoint(opened.path)
+        with torch.device("meta"):
+            config = registry.build(stored.model, **stored.config).config
+        state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
+        label, called = "regard", name or stored.model
+    else:
+        found = recognise(opened)
+        state, config = _read(opened, found, name, fields, notes)
+        names, preparation = _class_names(opened, config.classes), _preparation(opened, found, config, notes)
+        label, called = found.name, name
+    target = _target(config, name, classes, fields, opened.path)
+    state, target, names = _adapt(state, config, target, names, notes)
+    called = called or name_of(target)
+    _require_same(state, called, target, opened.path)
+    _require_finite(state, opened.path)
+    notes.unused += [f"{entry} (no weights)" for entry in opened.left]
+    numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
+    told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
+    report = LoadReport(str(path), label, numbers, *map(tuple, told))
+    return Checkpoint(called, to_dict(target), names, _prepare_for(target, preparation), {}, state), report
+
+
+def find_file(path: str | Path) -> Path:
+    """The file meant by a path: a run folder means its best checkpoint."""
+    path = Path(path).expanduser()
+    if path.is_dir() and not any(path.glob("*.safetensors*")) and not any(path.glob("*.bin*")):
+        return Run.open(path).checkpoint()
+    return path
+
+
+def recognise(opened: Opened) -> Format:
+    found = detect(opened.tensors)
+    if found is not None:
+        return found
+    unknown = {candidate.name: candidate.read(opened.tensors)[1] for candidate in FORMATS}
+    nearest = min(FORMATS, key=lambda candidate: len(unknown[candidate.name]))
+    spelt = {nearest.respell(name) for name in opened.tensors}
+    differ = [f"{name}: not in the file" for name in nearest.sign if name not in spelt]
+    differ += [f"{name}: not in the model" for name in unknown[nearest.name]]
+    raise RunError(
+        "the file holds no Vision Transformer that is known here; "
+        f"from the nearest, {nearest.name}'s, it differs in\n    " + "\n    ".join(shortened(differ)),
+        where=opened.path,
+        do=f"formats tried: {', '.join(unknown)}; ours is not it either",
+    )
+
+
+def _read(
+    opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+) -> tuple[dict[str, Tensor], ViTConfig]:
+    """Our state dict and the config it fits, from another's tensors."""
+    state, unknown = found.read(opened.tensors)
+    spare = [key for key in unknown if re.fullmatch(found.spare, found.respell(key))]
+    differ = [f"{found.called(key)}: not in the file" for key in _needed(state) if key not in state]
+    differ += [f"{key}: not in the model" for key in unknown if key not in spare]
+    if differ:
+        raise _unlike(differ, opened.path)
+    state = {key: tensor.float() for key, tensor in state.items()}
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
+    if dtypes - {"float32"}:
+        notes.changed.append(f"{', '.join(sorted(dtypes))} in the file is float32 in the model")
+    for key in spare:
+        notes.leave(key, opened.tensors[key])
+    if "distilled" in state:  # the second token differs from a register only in having a position
+        state["registers"] = torch.cat([state.pop("distilled"), *[state[k] for k in ("registers",) if k in state]])
+        notes.changed.append("DeiT's distillation token is a register here, its position added to it")
+        if any("dist" in key for key in spare):
+            notes.assumed.append(
+                "the class token alone answers; DeiT averages its answer with the distillation token's"
+            )
+    config = _infer(state, opened, found, name, fields, notes)
+    state["patches.project.weight"] = state["patches.project.weight"].flatten(1)
+    _place_positions(state, config)
+    _read_head(state, found, notes)
+    return state, config
+
+
+def _needed(state: Mapping[str, Tensor]) -> list[str]:
+    """What every ViT has, in as many blocks as there is anything of."""
+    depth = 1 + max((int(key.split(".")[1]) for key in state if key.startswith("blocks.")), default=0)
+    layers = ("norm1", "attention.qkv", "attention.out", "norm2", "mlp.up", "mlp.down")
+    layers = ["patches.project", *(f"blocks.{n}.{layer}" for n in range(depth) for layer in layers), "norm"]
+    return ["positions.table", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))]
+
+
+def _infer(
+    state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+) -> ViTConfig:
+    """The config whose model has tensors of these shapes."""
+    settings, where = opened.settings, opened.path
+    kernel, width = state["patches.project.weight"], len(state["norm.weight"])
+    if kernel.ndim != 4 or len(state["blocks.0.mlp.up.weight"].shape) != 2 or state["positions.table"].ndim != 2:
+        raise _unlike([f"patch projection: a kernel of four axes here, {tuple(kernel.shape)} in the file"], where)
+    hybrid = "patches.root.weight" in state
+    act = settings.get("hidden_act", "gelu")
+    if act != "gelu":
+        raise RunError(f"its activation is {act!r}; ours is the exact gelu", where=where)
+    patch = (16 * kernel.shape[2], 16 * kernel.shape[3]) if hybrid else tuple(kernel.shape[2:])
+    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
+    eps = settings.get("layer_norm_eps", found.eps)
+    if "layer_norm_eps" not in settings and found is HF:
+        notes.assumed.append(f"LayerNorm's eps is transformers' usual {found.eps:g}: there is no config.json beside it")
+    grid = _grid(state, found, opened, patch, fields.get("size"))
+    final = state.get("head.weight")
+    return make(
+        ViTConfig,
+        {
+            "size": tuple(g * p for g, p in zip(grid, patch, strict=True)),
+            "patch": patch,
+            "channels": state["patches.root.weight"].shape[1] if hybrid else kernel.shape[1],
+            "classes": 1000 if final is None else len(final),
+            "width": width,
+            "depth": depth,
+            "heads": _heads(state, opened, found, name, fields, notes),
+            "mlp": len(state["blocks.0.mlp.up.weight"]),
+            "pool": "class" if "class_token" in state or found.needs_class else "mean",
+            "registers": len(state["registers"]) if "registers" in state else 0,
+            "layer_scale": 1.0 if "blocks.0.scale1.scale" in state else None,
+            "head": "mlp" if "hidden.weight" in state else "linear",
+            "stem": "r50" if hybrid else "patch",
+            "eps": eps,
+        },
+        where,
+    )
+
+
+def _heads(
+    state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+) -> int:
+    """Read where the file or the config.json beside it says; else the name's; else the papers' rule."""
+    if "num_attention_heads" in opened.settings:
+        return opened.settings["num_attention_heads"]
+    for key, tensor in opened.tensors.items():
+        if key.endswith("/query/kernel") and tensor.ndim == 3:
+            return tensor.shape[1]
+    if "heads" in fields:
+        return fields["heads"]
+    if name is not None:
+        return configure(name).heads
+    width = len(state["norm.weight"])
+    if width % 64:
+        raise RunError(
+            f"the file does not say how many heads share its width {width}", where=opened.path, do="give heads="
+        )
+    notes.assumed.append(f"{width // 64} heads of 64, as in the papers: the file does not say")
+    return width // 64
+
+
+def _grid(
+    state: dict[str, Tensor], found: Format, opened: Opened, patch: tuple[int, ...], size: Any
+) -> tuple[int, ...]:
+    """How the patches of the position table lie: as config.json says, else a square, else as `size` would have it."""
+    rows, settings = len(state["positions.table"]), opened.settings
+    classed = int("class_token" in state)
+    counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
+    patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in found.prefix) if rows > n]
+    said = settings.get("image_size") or (settings.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
+    squares = [(math.isqrt(n),) * 2 for n in patches if math.isqrt(n) ** 2 == n]
+    for wanted in (said, size):
+        if wanted:
+            grid = grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
+            if math.prod(grid) in patches and (wanted is said or not squares or grid in squares):
+                return grid
+    if len(squares) == 1:
+        return squares[0]
+    many = "may be of several squares" if squares else "make no square"
+    raise RunError(f"{rows} positions {many}", where=opened.path, do="give size= as the model was trained")
+
+
+def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
+    """One row for the class token and one a patch: others' rows are added to the tokens they are for."""
+    table, patches = state["positions.table"], math.prod(grid_of(config.size, config.patch))
+    classed, prefix = int(config.pool == "class"), len(table) - patches
+    if prefix > classed:
+        state["registers"] = state["registers"] + table[classed:prefix]
+    front = table[:classed] if prefix else torch.zeros(classed, config.width)
+    state["positions.table"] = torch.cat([front, table[prefix:]])
+
+
+def _read_head(state: dict[str, Tensor], found: Format, notes: Notes) -> None:
+    if found is HF_DINOV2 and "head.weight" in state:
+        own, mean = state["head.weight"].chunk(2, dim=1)  # it reads the class token and the mean of the patches
+        if mean.any():
+            parts = state.pop("head.weight"), state.pop("head.bias")
+            notes.leave("classifier", *parts, why=": it also reads the mean of the patches, which ours does not")
+        else:
+            notes.left += mean.numel()  # zeros
+            state["head.weight"] = own
+    if "hidden.weight" in state:
+        for kind in ("weight", "bias"):
+            state[f"head.0.{kind}"] = state.pop(f"hidden.{kind}")
+            if f"head.{kind}" in state:
+                state[f"head.2.{kind}"] = state.pop(f"head.{kind}")
+
+
+def _class_names(opened: Opened, classes: int) -> tuple[str, ...]:
+    labels = opened.settings.get("id2label")
+    if isinstance(labels, dict) and set(labels) == set(map(str, range(classes))):
+        return tuple(str(labels[str(n)]) for n in range(classes))
+    return tuple(map(str, range(classes)))
+
+
+def _preparation(opened: Opened, found: Format, config: ViTConfig, notes: Notes) -> Preparation:
+    """How its images are normalised: as the files beside it say, else as usual for the format."""
+    beside = opened.preprocessor or opened.settings.get("pretrained_cfg") or {}
+    said = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
+    if all(isinstance(v, list) and len(v) == config.channels and all(isinstance(n, float) for n in v) for v in said):
+        mean, std = (tuple(v or ()) for v in said)
+    else:
+        mean, std = IMAGENET if opened.settings.get("model_type") == "deit" else found.statistics
+        if config.channels != 3:
+            mean, std = ((sum(v) / len(v),) * config.channels for v in (mean, std))
+        notes.assumed.append(f"images are normalised by mean {mean} and deviation {std}, as usual for {found.name}")
+    return Preparation(config.size, config.channels, mean, std)
+
+
+def _prepare_for(target: ViTConfig, preparation: Preparation) -> Preparation:
+    """The same normalisation for another size, or one mean and deviation for every channel if their number changed."""
+    if preparation.channels == target.channels:
+        return replace(preparation, size=target.size)
+    mean, std = ((sum(v) / len(v),) * target.channels for v in (preparation.mean, preparation.std))
+    return Preparation(target.size, target.channels, mean, std)
+
+
+def _target(config: ViTConfig, name: str | None, classes: int | None, fields: dict[str, Any], where: Path) -> ViTConfig:
+    """The config asked for: the file's, but for what the name and the caller say."""
+    named = None if name is None else configure(name)
+    said = {} if named is None else {field: getattr(named, field) for field in SHAPE}
+    if named is not None and len(named.patch) != len(config.patch):
+        raise RunError(f"{UNLIKE}: {name} takes {len(named.patch)} axes, the file's {len(config.patch)}", where=where)
+    if classes is not None:
+        said["classes"] = classes
+    axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch") if key in fields}
+    return change(config, said | fields | axes, where)
+
+
+def _adapt(
+    state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, names: tuple[str, ...], notes: Notes
+) -> tuple[dict[str, Tensor], ViTConfig, tuple[str, ...]]:
+    """The head and the positions as asked for; what else differs is for the comparison to refuse."""
+    last = "head.2.weight" if config.head == "mlp" else "head.weight"
+    if last not in state or target.classes != config.classes:
+        why = f"the file's is for {config.classes}" if last in state else "the file has none"
+        notes.untrained.append(f"the head for {target.classes} classes is all zeros: {why}")
+        old_head = [key for key in state if key.startswith("head.")]
+        if old_head:
+            notes.leave("the file's head", *(state[key] for key in old_head))
+        state = {key: tensor for key, tensor in state.items() if key not in old_head}
+        target = replace(target, head="linear")
+        state["head.weight"] = torch.zeros(target.classes, target.width)
+        state["head.bias"] = torch.zeros(target.classes)
+        names = tuple(map(str, range(target.classes)))
+    old, new = grid_of(config.size, config.patch), grid_of(target.size, target.patch)
+    if old != new and config.patch == target.patch and config.positions in ("learned", "axial"):
+        if config.positions == "learned":
+            table, first = state["positions.table"], int(config.pool == "class")
+            state["positions.table"] = torch.cat([table[:first], resample_grid(table[first:], old, new)])
+        else:
+            for n, (a, b) in enumerate(zip(old, new, strict=True)):
+                state[f"positions.axes.{n}"] = resample_grid(state[f"positions.axes.{n}"], (a,), (b,))
+        sides = ["×".join(map(str, grid)) for grid in (old, new)]
+        notes.changed.append(f"positions are resampled from {sides[0]} to {sides[1]} patches")
+    if (config.channels, target.channels, config.stem) == (3, 1, "patch"):
+        kernel = state["patches.project.weight"]
+        state["patches.project.weight"] = kernel.unflatten(1, (3, -1)).sum(dim=1)
+        notes.changed.append("the patch projection is summed over colours: grey input answers as grey in colour did")
+    return state, target, names
+
+
+def _require_same(state: Mapping[str, Tensor], name: str, config: ViTConfig, where: object) -> None:
+    """Every tensor of the model is there in its shape and nothing else is, or an error that lists the differences."""
+    try:
+        with torch.device("meta"):
+            model = registry.build(name, **to_dict(config))
+    except ConfigError as error:
+        raise RunError(f"{UNLIKE}: {error.what}", where=where, do=error.do) from None
+    own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    differ = [f"{n}: {own[n]} here, {tuple(t.shape)} in the file" for n, t in state.items()
+              if n in own and own[n] != tuple(t.shape)]  # fmt: skip
+    differ += [f"{n}: not in the file" for n in own if n not in state]
+    differ += [f"{n}: not in the model" for n in state if n not in own]
+    if differ:
+        raise _unlike(differ, where)
+
+
+def _require_finite(state: Mapping[str, Tensor], where: object) -> None:
+    bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        do = "the training that wrote it diverged: take an earlier checkpoint"
+        raise RunError(f"{len(bad)} tensors hold NaN or infinity, such as {bad[0]}", where=where, do=do)
+
+
+def _unlike(differ: list[str], where: object) -> RunError:
+    return RunError(f"{UNLIKE}:\n    " + "\n    ".join(shortened(differ)), where=where)
+
+
+def name_of(config: ViTConfig) -> str:
+    """The variant of this shape; the plainest with as many axes if there is none, all its fields being said anyway.
+
+    >>> name_of(ViTConfig()), name_of(ViTConfig(patch=(14, 14), width=384, heads=6, mlp=1536))
+    ('vit_b16', 'vit_s14')
+    """
+    for name in VARIANTS:
+        if all(getattr(configure(name), field) == getattr(config, field) for field in SHAPE):
+            return name
+    return {2: "vit_nano", 3: "vit3d_nano"}[len(config.patch)]
