@@ -248,14 +248,14 @@ def _grid(
     counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
     patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in found.prefix) if rows > n]
     said = settings.get("image_size") or (settings.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
-    squares = [(math.isqrt(n),) * 2 for n in patches if math.isqrt(n) ** 2 == n]
-    for wanted in (said, size):
+    squares = [n for n in patches if math.isqrt(n) ** 2 == n]
+    for wanted, taken in ((said, patches), (size, [n for n in patches if n not in squares])):
         if wanted:
             grid = grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
-            if math.prod(grid) in patches and (wanted is said or not squares or grid in squares):
+            if math.prod(grid) in taken:
                 return grid
     if len(squares) == 1:
-        return squares[0]
+        return (math.isqrt(squares[0]),) * 2
     many = "may be of several squares" if squares else "make no square"
     raise RunError(f"{rows} positions {many}", where=opened.path, do="give size= as the model was trained")
 
