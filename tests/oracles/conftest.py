@@ -5,6 +5,7 @@ There (REGARD_ORACLES=1) a test that skips is a failure; elsewhere these tests s
 
 import importlib.util
 import os
+import sys
 
 import pytest
 import torch
@@ -13,12 +14,18 @@ _KEPT = []
 
 
 def pytest_configure() -> None:
-    """torchvision's wheel is built beside another torch; without its compiled operators, their names must exist."""
-    if importlib.util.find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
+    """torchvision's wheel is built for another torch: its operators do not load, but their names must exist."""
+    if not importlib.util.find_spec("torchvision"):
+        return
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
         library = torch.library.Library("torchvision", "FRAGMENT")
         library.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
         library.define("qnms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
         _KEPT.append(library)
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -108,11 +108,12 @@ def save_own(model, path) -> None:
     from regard.config import to_dict
     from regard.data import Preparation
     from regard.weights import Checkpoint, save_checkpoint
+    from regard.weights.load import name_of
 
     config = model.config
     preparation = Preparation(config.size, config.channels, (0.5,) * config.channels, (0.5,) * config.channels)
     names = tuple(f"class {n}" for n in range(config.classes))
-    save_checkpoint(path, Checkpoint("vit_nano", to_dict(config), names, preparation, {}, model.state_dict()))
+    save_checkpoint(path, Checkpoint(name_of(config), to_dict(config), names, preparation, {}, model.state_dict()))
 
 
 def test_a_bare_backbone_has_a_head_of_zeros_and_says_so(tmp_path):

@@ -62,8 +62,7 @@ def open_file(path: str | Path) -> Opened:
         values, metadata = _read(path)
     tensors, left = _unwrap(values, path)
     settings = _beside(path, "config.json")
-    if not {"model_type", "pretrained_cfg"} & set(settings):
-        settings = {}
+    settings = settings if {"model_type", "pretrained_cfg"} & set(settings) else {}  # another config.json is none of it
     return Opened(path, tensors, metadata, settings, _beside(path, "preprocessor_config.json"), left)
 
 
@@ -76,15 +75,19 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """By what the file is, not by its ending: endings lie."""
     with path.open("rb") as file:
-        start = file.read(2)
-    if zipfile.is_zipfile(path):
+        start = file.read(9)
+    archive, pickled = zipfile.is_zipfile(path), start[:1] == b"\x80" and start[8:] != b"{"
+    if path.suffix == ".safetensors" and (archive or pickled):
+        what = "the file is damaged or in disguise: it is called .safetensors and holds a pickle, which can run code"
+        raise RunError(f"{what}: refused", where=path, do="do not trust this file")
+    if archive:
         members = _check_archive(path)
         if any(name.endswith(".npy") for name in members):
             return _read_npz(path), {}
         return _read_torch(path, mapped=True), {}
-    if start[:1] == b"\x80":
+    if pickled:
         return _read_torch(path, mapped=False), {}
-    if start == b"PK" or path.suffix == ".npz":
+    if start[:2] == b"PK" or path.suffix == ".npz":
         raise RunError("the archive is damaged: its list of contents is missing", where=path, do="download it again")
     return _read_safetensors(path)
 

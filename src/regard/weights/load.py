@@ -148,6 +148,7 @@ def _read(
     differ += [f"{key}: not in the model" for key in unknown if key not in spare]
     if differ:
         raise _unlike(differ, opened.path)
+    _require_axes(state, found, opened.path)
     state = {key: tensor.float() for key, tensor in state.items()}
     dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
     if dtypes - {"float32"}:
@@ -176,14 +177,23 @@ def _needed(state: Mapping[str, Tensor]) -> list[str]:
     return ["positions.table", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))]
 
 
+def _require_axes(state: Mapping[str, Tensor], found: Format, where: Path) -> None:
+    """The tensors that sizes are read off have as many axes as they should, and rows as wide as the last norm."""
+    axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
+            "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
+    odd = [key for key, count in axes.items() if key in state and state[key].ndim != count]
+    rows = [key for key in ("positions.table", "class_token", "registers", "distilled") if key in state]
+    odd = odd or [key for key in rows if state[key].shape[1] != len(state["norm.weight"])]
+    if odd:
+        raise _unlike([f"{found.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
+
+
 def _infer(
     state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> ViTConfig:
     """The config whose model has tensors of these shapes."""
     settings, where = opened.settings, opened.path
     kernel, width = state["patches.project.weight"], len(state["norm.weight"])
-    if kernel.ndim != 4 or len(state["blocks.0.mlp.up.weight"].shape) != 2 or state["positions.table"].ndim != 2:
-        raise _unlike([f"patch projection: a kernel of four axes here, {tuple(kernel.shape)} in the file"], where)
     hybrid = "patches.root.weight" in state
     act = settings.get("hidden_act", "gelu")
     if act != "gelu":
@@ -233,7 +243,9 @@ def _heads(
     width = len(state["norm.weight"])
     if width % 64:
         raise RunError(
-            f"the file does not say how many heads share its width {width}", where=opened.path, do="give heads="
+            f"the file does not say how many heads share its width of {width}",
+            where=opened.path,
+            do="give heads= or a name",
         )
     notes.assumed.append(f"{width // 64} heads of 64, as in the papers: the file does not say")
     return width // 64
@@ -242,22 +254,36 @@ def _heads(
 def _grid(
     state: dict[str, Tensor], found: Format, opened: Opened, patch: tuple[int, ...], size: Any
 ) -> tuple[int, ...]:
-    """How the patches of the position table lie: as config.json says, else a square, else as `size` would have it."""
-    rows, settings = len(state["positions.table"]), opened.settings
-    classed = int("class_token" in state)
+    """How the patches of the position table lie: as the config.json says, else a square, else as `size` would have it.
+
+    Some tables have rows for the tokens before the patches and some have none, so that 16 rows may be 4 × 4 patches
+    or a class token and 3 × 5. What can be read in two ways is not guessed at.
+    """
+    rows, classed = len(state["positions.table"]), int("class_token" in state)
     counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
     patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in found.prefix) if rows > n]
-    said = settings.get("image_size") or (settings.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
-    squares = [n for n in patches if math.isqrt(n) ** 2 == n]
-    for wanted, taken in ((said, patches), (size, [n for n in patches if n not in squares])):
-        if wanted:
-            grid = grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
-            if math.prod(grid) in taken:
-                return grid
-    if len(squares) == 1:
-        return (math.isqrt(squares[0]),) * 2
-    many = "may be of several squares" if squares else "make no square"
-    raise RunError(f"{rows} positions {many}", where=opened.path, do="give size= as the model was trained")
+    said = opened.settings.get("image_size") or _timm_settings(opened).get("input_size", ())[1:]
+    grids = [grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
+             for wanted in (said, size) if wanted]  # fmt: skip
+    if said and math.prod(grids[0]) in patches:
+        return grids[0]
+    squares = [(math.isqrt(n),) * 2 for n in patches if math.isqrt(n) ** 2 == n]
+    if len(squares) == 1 and math.prod(squares[0]) == patches[0]:
+        return squares[0]
+    ways = dict.fromkeys([*squares, *(grid for grid in grids if math.prod(grid) in patches)])
+    if len(ways) == 1:
+        return next(iter(ways))
+    if not ways:
+        raise RunError(f"{rows} positions make no square", where=opened.path, do="give size= as the model was trained")
+    several = " or ".join("×".join(map(str, grid)) for grid in ways)
+    do = "give size= as the model was trained, or none; change the size of what `regard convert --to regard` writes"
+    raise RunError(f"{rows} positions may be of {several} patches", where=opened.path, do=do)
+
+
+def _timm_settings(opened: Opened) -> dict[str, Any]:
+    """What timm keeps about the images of a published model."""
+    stored = opened.settings.get("pretrained_cfg")
+    return stored if isinstance(stored, dict) and isinstance(stored.get("input_size"), list) else {}
 
 
 def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
@@ -295,7 +321,7 @@ def _class_names(opened: Opened, classes: int) -> tuple[str, ...]:
 
 def _preparation(opened: Opened, found: Format, config: ViTConfig, notes: Notes) -> Preparation:
     """How its images are normalised: as the files beside it say, else as usual for the format."""
-    beside = opened.preprocessor or opened.settings.get("pretrained_cfg") or {}
+    beside = opened.preprocessor or _timm_settings(opened)
     said = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
     if all(isinstance(v, list) and len(v) == config.channels and all(isinstance(n, float) for n in v) for v in said):
         mean, std = (tuple(v or ()) for v in said)
@@ -368,10 +394,10 @@ def _require_same(state: Mapping[str, Tensor], name: str, config: ViTConfig, whe
     except ConfigError as error:
         raise RunError(f"{UNLIKE}: {error.what}", where=where, do=error.do) from None
     own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    differ = [f"{n}: {own[n]} here, {tuple(t.shape)} in the file" for n, t in state.items()
-              if n in own and own[n] != tuple(t.shape)]  # fmt: skip
-    differ += [f"{n}: not in the file" for n in own if n not in state]
-    differ += [f"{n}: not in the model" for n in state if n not in own]
+    held = {key: tuple(tensor.shape) for key, tensor in state.items()}
+    differ = [f"{n}: {own[n]} here, {held[n]} in the file" for n in own if n in held and own[n] != held[n]]
+    differ += [f"{n}: not in the file" for n in own if n not in held]
+    differ += [f"{n}: not in the model" for n in held if n not in own]
     if differ:
         raise _unlike(differ, where)
 

@@ -40,12 +40,12 @@ SAME = Shape(lambda t: t, lambda t, _: t)
 ROWS = Shape(lambda t: t.flatten(0, -2), lambda t, _: t[None])  # (1, N, D) and (N, D)
 PATCH = Shape(lambda t: t, _kernel)  # flattened to a matrix once its sides have been read off
 # Flax keeps inputs first: dense (in, out), convolution (h, w, in, out), attention (in, heads, key), (heads, key, out).
-DENSE = Shape(lambda t: t.T, lambda t, _: t.T)
+DENSE = Shape(lambda t: t.transpose(0, 1), lambda t, _: t.T)
 HWIO = Shape(lambda t: t.permute(3, 2, 0, 1), lambda t, _: t.permute(2, 3, 1, 0))
 FLAX_PATCH = Shape(HWIO.read, lambda t, c: HWIO.write(_kernel(t, c), c))
-HEADS_IN = Shape(lambda t: t.flatten(1).T, lambda t, c: t.T.unflatten(1, (c.heads, -1)))
+HEADS_IN = Shape(lambda t: t.flatten(1).transpose(0, 1), lambda t, c: t.T.unflatten(1, (c.heads, -1)))
 HEADS_BIAS = Shape(lambda t: t.flatten(), lambda t, c: t.unflatten(0, (c.heads, -1)))
-HEADS_OUT = Shape(lambda t: t.flatten(0, 1).T, lambda t, c: t.T.unflatten(0, (c.heads, -1)))
+HEADS_OUT = Shape(lambda t: t.flatten(0, 1).transpose(0, 1), lambda t, c: t.T.unflatten(0, (c.heads, -1)))
 FLAT = Shape(lambda t: t.flatten(), lambda t, _: t)
 
 
@@ -116,10 +116,11 @@ class Format:
                 state[ours] = value
         for ours, held in parts.items():
             order = _parts(next(row for row in self.rows if _pattern(row.ours).fullmatch(ours)).theirs)
-            if set(held) == set(order):
+            shapes = {tensor.shape for tensor in held.values()}
+            if set(held) == set(order) and len(shapes) == 1 and all(map(len, shapes)):
                 state[ours] = torch.cat([held[part] for part in order])
             else:
-                unknown += [f"{ours} (only its {', '.join(held)})"]
+                unknown += [f"{ours} ({', '.join(f'{part} {tuple(held[part].shape)}' for part in held)})"]
         return state, unknown
 
     def write(self, state: Mapping[str, Tensor], config: ViTConfig) -> tuple[dict[str, Tensor], list[str]]:
