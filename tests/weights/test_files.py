@@ -198,10 +198,47 @@ def test_another_size_than_the_named_model_gets_the_list_of_what_differs(tmp_pat
     assert "more" in str(caught.value)
     with pytest.raises(RunError, match=r"blocks\.2\.norm1\.weight: not in the file"):
         regard.create("vit_nano", weights=tmp_path / "w.safetensors", mlp=96, patch=8, heads=1)
-    with pytest.raises(RunError, match="takes 3 axes"):
+    with pytest.raises(RunError, match=r"patch: \(8, 8, 8\) here, \(8, 8\) in the file"):
         regard.create("vit3d_nano", weights=tmp_path / "w.safetensors")
     with pytest.raises(RegardError, match="did you mean vit_nano"):
         regard.create("vit_nanno", weights=tmp_path / "w.safetensors")
+
+
+def test_what_shapes_do_not_show_is_compared_too(tmp_path):
+    """The same numbers in other heads or patches answer something else."""
+    ours = model(heads=4)
+    tensors, _ = write_names(ours.state_dict(), ours.config, GOOGLE)
+    np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    assert regard.create(weights=tmp_path / "w.npz", quiet=True).config.heads == 4
+    with pytest.raises(RunError, match="heads: 8 here, 4 in the file"):
+        regard.create(weights=tmp_path / "w.npz", heads=8)
+    with pytest.raises(RunError, match=r"patch: \(16, 4\) here, \(8, 8\) in the file"):
+        regard.create(weights=tmp_path / "w.npz", patch=(16, 4))
+
+
+ABOUT = {
+    "model": "vit_nano", "config": {"depth": 2, "classes": 1}, "classes": ["a"], "progress": {},
+    "preparation": {"size": [8, 8], "channels": 3, "mean": [0.5], "std": [0.5]},
+}  # fmt: skip
+
+
+LIES = (
+    {"config": {"depth": 10**9, "classes": 1}},
+    {"config": {"depth": 1, "classes": 1, "width": 10**30}},
+    {"config": {"depth": 1, "classes": 1}},
+    {"config": [1]},
+    {"classes": ["a", "b"]},
+    {"model": "vit_none"},
+    {"preparation": {"size": "x"}},
+)
+
+
+@pytest.mark.parametrize("change", LIES, ids=str)
+def test_a_checkpoint_of_ours_whose_header_lies(change, tmp_path):
+    header = {"format": "regard-1", "regard": json.dumps(ABOUT | change)}
+    save_file({"a": torch.zeros(2), "b": torch.zeros(2)}, tmp_path / "w.safetensors", metadata=header)
+    with pytest.raises(RegardError):
+        regard.load(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -2,7 +2,8 @@
 
 from regard.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
-from regard.weights.load import LoadReport, open_weights
+from regard.weights.load import open_weights
+from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
 
 __all__ = [

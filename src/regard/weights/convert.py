@@ -16,8 +16,9 @@ from regard.errors import ConfigError, RunError, did_you_mean
 from regard.geometry import grid_of
 from regard.nn.patches import GridPositions
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
-from regard.weights.load import LoadReport, open_weights
+from regard.weights.load import open_weights
 from regard.weights.names import DINOV2, FORMATS, HF, HF_DINOV2, NAMES, TIMM, Format
+from regard.weights.notes import LoadReport
 
 ENDINGS = {"regard": ".safetensors", "timm": ".safetensors", "torchvision": ".safetensors", "dinov2": ".safetensors",
            "google": ".npz", "hf": ""}  # fmt: skip
