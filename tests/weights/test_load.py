@@ -125,6 +125,15 @@ def test_a_rectangle_needs_its_size_said(tmp_path):
     assert regard.create(weights=tmp_path / "w.safetensors", size=(16, 24), quiet=True).loaded.changed == ()
 
 
+def test_a_folder_as_timm_publishes_it_says_size_and_normalisation(tmp_path):
+    save_file(timm_state(size=(24, 40)), tmp_path / "model.safetensors")
+    about = '{"input_size": [3, 24, 40], "mean": [0.5, 0.4, 0.3], "std": [1, 2, 3]}'
+    (tmp_path / "config.json").write_text(f'{{"architecture": "vit", "pretrained_cfg": {about}}}')
+    predictor = regard.load(tmp_path, device="cpu", quiet=True)
+    assert predictor.preparation.size == (24, 40)
+    assert (predictor.preparation.mean, predictor.preparation.std) == ((0.5, 0.4, 0.3), (1.0, 2.0, 3.0))
+
+
 def test_positions_that_can_be_read_in_two_ways_are_not_guessed_at(tmp_path):
     """Sixteen rows: 4 × 4 patches without the class token's, or 3 × 5 with it."""
     state = timm_state(size=(24, 40))

@@ -17,10 +17,10 @@ from regard.errors import ConfigError
 GROUPS = 32
 
 
-def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad (B, C, H, W) so that each side gives ⌈side / stride⌉ outputs; the odd pixel goes after the end."""
+def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """Zeros around (B, C, H, W) so that each side gives ⌈side / stride⌉ outputs; the odd pixel goes after the end."""
     missing = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[:1:-1]]
-    return F.pad(x, [n for total in missing for n in (total // 2, total - total // 2)], value=value)
+    return F.pad(x, [n for total in missing for n in (total // 2, total - total // 2)])
 
 
 class StandardisedConv(nn.Conv2d):
@@ -82,5 +82,5 @@ class HybridStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.root_norm(self.root(x)))
-        x = F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
+        x = F.max_pool2d(pad_same(x, 3, 2), 3, stride=2)  # nothing is below the padding's zeros
         return self.project(self.stages(x).flatten(2).transpose(1, 2))

@@ -219,12 +219,19 @@ def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
     return tuple(map(str, range(classes)))
 
 
+def _numbers(value: Any, count: int) -> bool:
+    """A list of so many finite numbers."""
+    return (
+        isinstance(value, list) and len(value) == count and all(type(n) in (int, float) and abs(n) < 1e3 for n in value)
+    )
+
+
 def preparation_for(opened: Opened, found: Format, config: ViTConfig, notes: Notes) -> Preparation:
     """How its images are normalised: as the files beside it say, else as usual for the format."""
     beside = opened.preprocessor or _timm_settings(opened)
-    said = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
-    if all(isinstance(v, list) and len(v) == config.channels and all(isinstance(n, float) for n in v) for v in said):
-        mean, std = (tuple(v or ()) for v in said)
+    said: list[Any] = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
+    if all(_numbers(v, config.channels) for v in said) and min(said[1]) > 0:
+        mean, std = (tuple(map(float, v)) for v in said)
     else:
         mean, std = IMAGENET if opened.settings.get("model_type") == "deit" else found.statistics
         if config.channels != 3:
