@@ -174,7 +174,7 @@ def test_another_architecture_gets_the_list_of_what_differs(tmp_path):
         "no Vision Transformer",
         "not in the file",
         "conv1.weight: not in the model",
-        "formats tried: google",
+        "formats tried: regard, timm",
     ):
         assert words in str(caught.value)
 

@@ -88,7 +88,7 @@ def write_names(
     """The same model as `target`'s tensors, and notes; a model it has no words for is an error."""
     notes: list[str] = []
     state = {key: tensor.detach().cpu().float() for key, tensor in weights.items()}
-    _require_expressible(state, config, target)
+    _require_expressible(config, target)
     state["positions.table"] = _table(state, config, notes)
     for key in [key for key in state if key.startswith("positions.axes")]:
         del state[key]
@@ -129,19 +129,21 @@ def _as_dinov2(state: dict[str, Tensor], config: ViTConfig, target: Format, note
     return {"embeddings.mask_token": torch.zeros(1, config.width)}
 
 
-def _require_expressible(state: Mapping[str, Tensor], config: ViTConfig, target: Format) -> None:
-    """Each field that the format has no words for is named, with the formats that have."""
-    keys = {"registers": "registers", "layer_scale": "blocks.0.scale1.scale", "head": "hidden.weight",
-            "stem": "patches.root.weight"}  # fmt: skip
-    used = {"registers": config.registers > 0, "layer_scale": config.layer_scale is not None,
-            "head": config.head == "mlp", "stem": config.stem == "r50"}  # fmt: skip
-    for field, key in keys.items():
-        others = [f.name for f in FORMATS if f.called(key) and not (f is TIMM and field == "head")]
-        if used[field] and target.name not in others:
-            able = ", ".join(dict.fromkeys(others))
-            raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these have: {able}, regard")
-    if config.head == "mlp" and target is HF_DINOV2:
-        raise _inexpressible("head='mlp'", target, "these have: google, torchvision, regard")
+def _require_expressible(config: ViTConfig, target: Format) -> None:
+    """The first field that the format has no words for is named, with the formats that have."""
+    wanted = {
+        "registers": "registers" if config.registers else None,
+        "layer_scale": "blocks.0.scale1.scale" if config.layer_scale is not None else None,
+        "head": "hidden.weight" if config.head == "mlp" else None,
+        "stem": "patches.root.weight" if config.stem == "r50" else None,
+    }
+    for field, key in wanted.items():
+        able = [f.name for f in FORMATS if key and f.called(key)]
+        if field == "head":  # timm's old files have the layer, its models no longer do
+            able = [name for name in able if name != "timm"]
+        if key and target.name not in able:
+            others = ", ".join(dict.fromkeys(able))
+            raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these have: {others}, regard")
     if len(config.size) != 2:
         raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
     if config.stem == "conv":

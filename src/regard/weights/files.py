@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import warnings
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,7 +183,8 @@ def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
             with zipfile.ZipFile(path) as archive:
                 if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                     raise RunError("PyTorch writes no compressed archives: the file is not one", where=path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # settings beside the weights: plain values
+        allowed = torch.serialization.safe_globals([argparse.Namespace])  # settings beside the weights: plain values
+        with allowed, warnings.catch_warnings(action="ignore"):
             values = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except RunError:
         raise

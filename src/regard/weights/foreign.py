@@ -17,24 +17,24 @@ from regard.errors import RunError
 from regard.geometry import grid_of, per_axis
 from regard.networks.vit import configure
 from regard.weights.files import Opened
-from regard.weights.names import FORMATS, HF, HF_DINOV2, IMAGENET, Format, detect
+from regard.weights.names import FORMATS, HF, HF_DINOV2, IMAGENET, NAMES, Format, detect
 from regard.weights.notes import Notes, shortened, unlike
 
 
 def recognise(opened: Opened) -> Format:
+    """The format of a file's names; an error says how it differs from the nearest."""
     found = detect(opened.tensors)
     if found is not None:
         return found
-    unknown = {candidate.name: candidate.read(opened.tensors)[1] for candidate in FORMATS}
-    nearest = min(FORMATS, key=lambda candidate: len(unknown[candidate.name]))
+    nearest = min(FORMATS, key=lambda candidate: len(candidate.read(opened.tensors)[1]))
     spelt = {nearest.respell(name) for name in opened.tensors}
     differ = [f"{name}: not in the file" for name in nearest.sign if name not in spelt]
-    differ += [f"{name}: not in the model" for name in unknown[nearest.name]]
+    differ += [f"{name}: not in the model" for name in nearest.read(opened.tensors)[1]]
     raise RunError(
         "the file holds no Vision Transformer that is known here; "
         f"from the nearest, {nearest.name}'s, it differs in\n    " + "\n    ".join(shortened(differ)),
         where=opened.path,
-        do=f"formats tried: {', '.join(unknown)}; ours is not it either",
+        do=f"formats tried: {', '.join(NAMES)}",
     )
 
 
@@ -56,11 +56,12 @@ def read_foreign(
     for key in spare:
         notes.leave(key, opened.tensors[key])
     if "distilled" in state:  # the second token differs from a register only in having a position
-        state["registers"] = torch.cat([state.pop("distilled"), *[state[k] for k in ("registers",) if k in state]])
+        others = state.get("registers", torch.empty(0, len(state["norm.weight"])))
+        state["registers"] = torch.cat([state.pop("distilled"), others])
         notes.changed.append("DeiT's distillation token is a register here, its position added to it")
         if any("dist" in key for key in spare):
             notes.assumed.append(
-                "the class token alone answers; DeiT averages its answer with the distillation token's"
+                "the class token alone answers; DeiT averages that with the distillation token's answer"
             )
     config = _infer(state, opened, found, name, fields, notes)
     state["patches.project.weight"] = state["patches.project.weight"].flatten(1)
