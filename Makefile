@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python $(INSTALL)
+ORACLES := .venv-oracles
 
 # Some CPUs announce bf16 instructions that their kernels cannot run; harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check oracles bench clean
 
 demo: $(VENV)/core
 	$(BIN)/regard demo
@@ -21,12 +23,16 @@ check: $(VENV)/dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
+# Against timm and torchvision, in an environment of their own: torchvision's wheel breaks others beside a CPU torch.
+oracles: $(ORACLES)/ready
+	REGARD_ORACLES=1 $(ORACLES)/bin/python -m pytest tests/oracles
+
 bench: $(VENV)/dev
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/digits.py --seeds 1
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) $(ORACLES) .pytest_cache .ruff_cache .import_linter_cache build dist
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,4 +41,10 @@ $(VENV)/core: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/core
 	$(PIP) -e '.[all,dev]'
+	touch $@
+
+$(ORACLES)/ready: pyproject.toml constraints.txt
+	test -x $(ORACLES)/bin/python || $(PYTHON) -m venv $(ORACLES)
+	$(ORACLES)/bin/python $(INSTALL) -e . pytest huggingface_hub PyYAML
+	$(ORACLES)/bin/python $(INSTALL) --no-deps timm torchvision
 	touch $@

@@ -123,6 +123,23 @@ def test_a_checkpoint_that_is_none(run_folder, tmp_path, damage):
     refused(regard("predict", "x.safetensors", ".", cwd=tmp_path), "damaged")
 
 
+@pytest.mark.parametrize("ending", [".pth", ".bin", ".ckpt", ".npz"])
+@pytest.mark.parametrize("command", [("predict", "{}", "."), ("convert", "{}", "out.safetensors", "--to", "regard")])
+def test_weights_that_would_run_code(tmp_path, ending, command):
+    import torch
+
+    from tests.weights.test_files import Payload
+
+    name, mark = f"w{ending}", tmp_path / "ran"
+    if ending == ".npz":
+        np.savez(tmp_path / name, x=np.array([Payload(mark)], dtype=object))
+    else:
+        torch.save({"model": Payload(mark)}, tmp_path / name)
+    refused(regard(*(word.format(name) for word in command), cwd=tmp_path), "run", "code", "refused", name)
+    assert not mark.exists()
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 def test_other_users_errors(run_folder, tmp_path, digit_files):
     refused(regard("predict", run_folder, "nothing/*.png", cwd=tmp_path), "no image here")
     refused(regard("predict", tmp_path, digit_files, cwd=tmp_path), "no config.json")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import __version__, registry
 from regard.config import Augment, RunConfig, change, to_dict
@@ -32,7 +32,7 @@ from regard.data import (
     statistics,
     to_tensor,
 )  # fmt: skip
-from regard.errors import DataError, RunError
+from regard.errors import ConfigError, DataError
 from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, check_method, explain, random_twins
@@ -46,7 +46,7 @@ from regard.report import write_report
 from regard.tasks import Classification, Prediction
 from regard.training import History
 from regard.training import train as run_training
-from regard.weights import Checkpoint, Run, load_checkpoint, save_checkpoint, write_text
+from regard.weights import Checkpoint, Run, open_weights, save_checkpoint, write_text
 
 _MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
@@ -66,39 +66,51 @@ def models() -> list[dict[str, Any]]:
     ]
 
 
-def create(name: str, *, classes: int = 1000, weights: str | Path | None = None, **fields: Any) -> Network:
+def create(
+    name: str | None = None,
+    *,
+    classes: int | None = None,
+    weights: str | Path | None = None,
+    quiet: bool = False,
+    **fields: Any,
+) -> Network:
     """A model by name. `size` may be one number or one per axis; any other field of its config may be given.
+
+    `weights` is a file of any public format, or a run; the name may then be left out. A head for other `classes` and
+    positions for another `size` are adapted; what was changed is said, and kept as `model.loaded`.
 
     >>> model = create("vit_b16", classes=10, size=(64, 48), depth=2)
     >>> model(torch.zeros(1, 3, 64, 48)).logits.shape
     torch.Size([1, 10])
     """
-    model: Network = registry.build(name, classes=classes, **fields)
-    if weights is not None:
-        _load_weights(model, load_checkpoint(_checkpoint_path(weights)), weights)
+    if weights is None:
+        if name is None:
+            raise ConfigError(
+                "neither a name nor weights say which model is meant", do="`regard models` lists the names"
+            )
+        return registry.build(name, classes=1000 if classes is None else classes, **fields)
+    if name is not None:
+        registry.find(name)
+    checkpoint, report = open_weights(weights, name, classes, **fields)
+    for line in report.lines():
+        Progress(quiet).say(line)
+    model = _build(checkpoint)
+    model.loaded = report
     return model
 
 
-def load(path: str | Path, device: str = "auto") -> Predictor:
-    """A predictor from a run folder (its best weights) or from a checkpoint file; on a GPU if there is one."""
-    return Predictor(load_checkpoint(_checkpoint_path(path)), torch.device(pick_device(device)))
+def load(path: str | Path, device: str = "auto", quiet: bool = False) -> Predictor:
+    """A predictor from a run folder (its best weights) or from a weights file; on a GPU if there is one."""
+    checkpoint, report = open_weights(path)
+    for line in report.lines() if report.format != "regard" else ():
+        Progress(quiet).say(line)
+    return Predictor(checkpoint, torch.device(pick_device(device)))
 
 
-def _checkpoint_path(path: str | Path) -> Path:
-    path = Path(path).expanduser()
-    return path if path.is_file() else Run.open(path).checkpoint()
-
-
-def _load_weights(model: nn.Module, checkpoint: Checkpoint, where: object) -> None:
-    own = model.state_dict()
-    differ = [f"{n}: {tuple(own[n].shape)} here, {tuple(t.shape)} in the file" for n, t in checkpoint.weights.items()
-              if n in own and own[n].shape != t.shape]  # fmt: skip
-    differ += [f"{n}: not in the file" for n in own if n not in checkpoint.weights]
-    differ += [f"{n}: not in the model" for n in checkpoint.weights if n not in own]
-    if differ:
-        shown = "\n    ".join(differ[:8] + ([f"and {len(differ) - 8} more"] if len(differ) > 8 else []))
-        raise RunError(f"the weights are not this model's:\n    {shown}", where=where)
+def _build(checkpoint: Checkpoint) -> Network:
+    model: Network = registry.build(checkpoint.model, **checkpoint.config)
     model.load_state_dict(checkpoint.weights)
+    return model
 
 
 Image = Any
@@ -110,8 +122,7 @@ class Predictor:
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
-        self.model: Network = registry.build(checkpoint.model, **checkpoint.config)
-        _load_weights(self.model, checkpoint, checkpoint.model)
+        self.model = _build(checkpoint)
         self.model.to(device).eval()
         self.task = Classification()
         self.twins: list[Network] = []

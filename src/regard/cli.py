@@ -261,6 +261,38 @@ class Report:
 
 
 @dataclass
+class Convert:
+    """Write weights of any known format in another library's: its names, its shapes, its kind of file."""
+
+    file: Positional[str]
+    """Weights file (.safetensors, .npz, .pth, .pt, .bin, .ckpt), transformers folder, or run folder."""
+    out: Positional[str]
+    """What to write: .npz for google, a folder for hf, .safetensors for the others."""
+    to: Literal["regard", "timm", "hf", "torchvision", "google", "dinov2"]
+    """Format to write."""
+    model: str | None = None
+    """Name of the model, where the file must hold it. Default: as the file's shapes say."""
+    classes: int | None = None
+    """Make a new head, of zeros, for so many classes."""
+    size: tuple[int, ...] | None = None
+    """Resample positions for inputs of this size: one number, or height and width."""
+    heads: int | None = None
+    """Attention heads, where neither the file nor the name says."""
+
+    def run(self) -> None:
+        from regard.weights import convert
+
+        fields: dict[str, Any] = {
+            "heads": self.heads,
+            "size": self.size[0] if self.size and len(self.size) == 1 else self.size,
+        }
+        fields = {name: value for name, value in fields.items() if value}
+        report, written = convert(self.file, self.out, self.to, self.model, self.classes, **fields)
+        print(*report.lines(), sep="\n")
+        print(f"{self.out}: {self.to} names, {'; '.join(written)}")
+
+
+@dataclass
 class Models:
     """List the models."""
 
@@ -273,7 +305,7 @@ class Models:
 
 COMMANDS: dict[str, type] = {
     "demo": Demo, "check": Check, "train": Train, "eval": Eval, "predict": Predict, "explain": Explain,
-    "inspect": Inspect, "report": Report, "models": Models,
+    "inspect": Inspect, "report": Report, "convert": Convert, "models": Models,
 }  # fmt: skip
 
 

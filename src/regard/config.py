@@ -100,7 +100,7 @@ class ViTConfig:
     dropout: float = 0.0
     drop_path: float = 0.0
     layer_scale: float | None = None
-    stem: Literal["patch", "conv"] = "patch"
+    stem: Literal["patch", "conv", "r50"] = "patch"
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -184,8 +184,8 @@ class RunConfig:
     """Position embedding."""
     registers: int | None = None
     """Register tokens."""
-    stem: Literal["patch", "conv"] | None = None
-    """What makes tokens: one linear projection of each patch, or a few convolutions."""
+    stem: Literal["patch", "conv", "r50"] | None = None
+    """What makes tokens: one linear projection of each patch, a few convolutions, or most of a ResNet-50."""
     dropout: float | None = None
     """Dropout on tokens and branches."""
     drop_path: float | None = None

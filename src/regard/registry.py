@@ -40,6 +40,7 @@ MODELS: dict[str, Entry] = {
     "vit_l16": Entry(_VIT, 304_326_632, (224, 224), VIT + ", Table 1"),
     "vit_l32": Entry(_VIT, 306_535_400, (224, 224), VIT + ", Table 1"),
     "vit_h14": Entry(_VIT, 632_045_800, (224, 224), VIT + ", Table 1"),
+    "vit_r50_b16": Entry(_VIT, 98_659_112, (224, 224), VIT + ", hybrid"),
     "vit3d_nano": Entry(_VIT, 269_096, (32, 32, 32), OURS),
     "vit3d_s16": Entry(_VIT, 23_336_296, (96, 96, 96), VIT + ", patches made volumes"),
     "vit3d_b16": Entry(_VIT, 89_138_920, (96, 96, 96), VIT + ", patches made volumes"),

@@ -39,7 +39,7 @@ def found(maps: list[torch.Tensor], masks: torch.Tensor) -> tuple[float, float]:
         ("attention", {}, 2.0, 0.6),
         ("gradient_rollout", {}, 2.0, 0.8),
         ("chefer", {}, 2.0, 0.8),
-        ("grad_cam", {}, 2.0, 0.3),
+        ("grad_cam", {}, 1.5, 0.3),
         ("integrated_gradients", {"steps": 8}, 2.0, 0.6),
         ("occlusion", {}, 2.0, 0.8),
     ],

@@ -49,6 +49,18 @@ def test_every_registered_model_has_its_row_and_its_count(name):
     assert model.config.size == MODELS[name].size
 
 
+def hybrid_count() -> int:
+    """A ResNet-50's 7 × 7 convolution and 3, 4 and 9 bottlenecks; each norm has two numbers a channel."""
+    total, before = 3 * 64 * 49 + 2 * 64, 64
+    for after, units in ((256, 3), (512, 4), (1024, 9)):
+        inner = after // 4
+        total += before * after + 2 * after  # the first unit's projected shortcut
+        for _ in range(units):
+            total += before * inner + 9 * inner * inner + inner * after + 2 * (2 * inner + after)
+            before = after
+    return total
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_counts_follow_from_the_shape(name):
     """Added up by hand: patches, class token, positions, blocks, last norm, head."""
@@ -58,7 +70,7 @@ def test_counts_follow_from_the_shape(name):
     d, m = c.width, c.mlp
     tokens = math.prod(s // p for s, p in zip(c.size, c.patch, strict=True)) + 1
     block = 4 * d + (3 * d * d + 3 * d) + (d * d + d) + (d * m + m) + (m * d + d)
-    patches = c.channels * math.prod(c.patch) * d + d
+    patches = c.channels * math.prod(c.patch) * d + d if c.stem == "patch" else hybrid_count() + 1024 * d + d
     assert MODELS[name].parameters == patches + d + tokens * d + c.depth * block + 2 * d + 1000 * d + 1000
 
 

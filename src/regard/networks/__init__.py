@@ -14,6 +14,8 @@ class Network(nn.Module):
 
     config: Any
     """Its frozen dataclass of settings."""
+    loaded: Any = None
+    """Where weights were loaded: the report of what became of them."""
     checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, a third more time."""
 

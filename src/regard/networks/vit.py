@@ -5,7 +5,7 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 Departures from the paper: patches are padded where the size does not divide; positions may be axial,
 sinusoidal or absent; register tokens (Darcet et al., 2024) may follow the class token, without a
 position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
-may stand in for the patch projection.
+may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture").
 """
 
 from dataclasses import replace
@@ -19,6 +19,7 @@ from regard.config import ViTConfig, change
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network
+from regard.networks.bit import HybridStem
 from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed, recording
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
@@ -48,13 +49,14 @@ VARIANTS = {
     "vit_l16": ("L", 16, 224, 2, 3),
     "vit_l32": ("L", 32, 224, 2, 3),
     "vit_h14": ("H", 14, 224, 2, 3),
+    "vit_r50_b16": ("B", 16, 224, 2, 3),
     "vit3d_nano": ("nano", 8, 32, 3, 1),
     "vit3d_s16": ("S", 16, 96, 3, 1),
     "vit3d_b16": ("B", 16, 96, 3, 1),
 }
 
 
-STEMS = {"patch": PatchEmbed, "conv": ConvStem}
+STEMS = {"patch": PatchEmbed, "conv": ConvStem, "r50": HybridStem}
 
 
 class ViTOutput(NamedTuple):
@@ -174,8 +176,8 @@ class ViT(Network):
         return TokenMap(grid_of(size, self.config.patch), self.config.patch, size, prefix)
 
 
-def build(name: str, **changes: Any) -> ViT:
-    """The variant called `name`; `size` and `patch` may be one number for all axes."""
+def configure(name: str, **changes: Any) -> ViTConfig:
+    """The config of the variant called `name`; `size` and `patch` may be one number for all axes."""
     kind, patch, side, axes, channels = VARIANTS[name]
     width, depth, heads, mlp = SIZES[kind]
     config = ViTConfig(
@@ -186,8 +188,13 @@ def build(name: str, **changes: Any) -> ViT:
         depth=depth,
         heads=heads,
         mlp=mlp,
+        stem="r50" if name == "vit_r50_b16" else "patch",
     )
     for field in ("size", "patch"):
         if field in changes:
             changes[field] = per_axis(changes[field], axes, field)
-    return ViT(change(config, changes, where=name))
+    return change(config, changes, where=name)
+
+
+def build(name: str, **changes: Any) -> ViT:
+    return ViT(configure(name, **changes))

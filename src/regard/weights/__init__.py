@@ -1,6 +1,20 @@
-"""What lies on disk: checkpoints and run folders. Safetensors and JSON, written aside and renamed; no pickle."""
+"""What lies on disk: checkpoints, run folders and others' weights. Written aside and renamed; nothing read can run."""
 
 from regard.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_aside
+from regard.weights.convert import convert
+from regard.weights.load import open_weights
+from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
 
-__all__ = ["Checkpoint", "Run", "load_checkpoint", "save_checkpoint", "to_json", "write_aside", "write_text"]
+__all__ = [
+    "Checkpoint",
+    "LoadReport",
+    "Run",
+    "convert",
+    "load_checkpoint",
+    "open_weights",
+    "save_checkpoint",
+    "to_json",
+    "write_aside",
+    "write_text",
+]

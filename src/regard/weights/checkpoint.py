@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,23 @@ def load_checkpoint(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata.get("format") != FORMAT:
-            raise RunError(f"the file is not a checkpoint of this version ({FORMAT})", where=path)
+    except (_safetensors_error(), OSError) as error:
+        raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
+    return parse_checkpoint(metadata, weights, path)
+
+
+def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], path: Path) -> Checkpoint:
+    """A checkpoint from what a safetensors file holds."""
+    if metadata.get("format") != FORMAT:
+        raise RunError(f"the file is not a checkpoint of this version ({FORMAT})", where=path)
+    try:
         about = json.loads(metadata["regard"])
+        config, classes = dict(about["config"]), tuple(map(str, about["classes"]))
         preparation = make(Preparation, about["preparation"], path)
-        return Checkpoint(
-            about["model"], about["config"], tuple(about["classes"]), preparation, about["progress"], weights
-        )
-    except (_safetensors_error(), json.JSONDecodeError, KeyError, OSError) as error:
+        if config["depth"] > len(weights) or config["classes"] != len(classes):
+            raise ValueError("settings and weights do not fit together")
+        return Checkpoint(str(about["model"]), config, classes, preparation, about["progress"], weights)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
 
 

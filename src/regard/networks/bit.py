@@ -1,0 +1,86 @@
+"""The ResNet that the hybrid Vision Transformer stands on, with BiT's two changes.
+
+Kolesnikov et al., "Big Transfer" (2020), section 3: GroupNorm in place of BatchNorm, and convolutions
+whose weights are standardised (Qiao et al., 2019). As in ViT's hybrids (section 3.1 and appendix B.1),
+activations follow the norms, the fourth stage's blocks have moved into the third, and padding is
+TensorFlow's "same". The two eps (1e-8 for weights, 1e-5 for groups) are timm's.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ConfigError
+
+GROUPS = 32
+
+
+def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """Zeros around (B, C, H, W) so that each side gives ⌈side / stride⌉ outputs; the odd pixel goes after the end."""
+    missing = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[:1:-1]]
+    return F.pad(x, [n for total in missing for n in (total // 2, total - total // 2)])
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose filters have mean 0 and variance 1 before they are used; no bias."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, eps: float = 1e-8):
+        super().__init__(before, after, kernel, stride=stride, bias=False)
+        self.eps = eps
+
+    def forward(self, input: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        weight = (self.weight - mean) * torch.rsqrt(variance + self.eps)
+        x = pad_same(input, self.kernel_size[0], self.stride[0])
+        return F.conv2d(x, weight, stride=self.stride)
+
+
+class Bottleneck(nn.Module):
+    """1 × 1 down to a quarter, 3 × 3 with the stride, 1 × 1 up again, added to the input or its projection."""
+
+    def __init__(self, before: int, after: int, stride: int):
+        super().__init__()
+        inner = after // 4
+        self.conv1, self.norm1 = StandardisedConv(before, inner, 1), nn.GroupNorm(GROUPS, inner)
+        self.conv2, self.norm2 = StandardisedConv(inner, inner, 3, stride), nn.GroupNorm(GROUPS, inner)
+        self.conv3, self.norm3 = StandardisedConv(inner, after, 1), nn.GroupNorm(GROUPS, after)
+        changed = before != after or stride > 1
+        self.shortcut = StandardisedConv(before, after, 1, stride) if changed else None
+        self.shortcut_norm = nn.GroupNorm(GROUPS, after) if changed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        if self.shortcut is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut(x))
+        return F.relu(x + y)
+
+
+class HybridStem(nn.Module):
+    """A ResNet-50's first sixteenth of the resolution as tokens: (B, N, width), one for each 16 × 16 pixels.
+
+    >>> HybridStem((16, 16), 3, 8, blocks=(1, 1, 1))(torch.rand(2, 3, 40, 32)).shape
+    torch.Size([2, 6, 8])
+    """
+
+    def __init__(
+        self, patch: tuple[int, ...], channels: int, width: int, blocks: tuple[int, ...] = (3, 4, 9), base: int = 64
+    ):
+        super().__init__()
+        if patch != (16, 16):
+            raise ConfigError(f"stem='r50' cannot make patches of {patch}", do="its patches are of (16, 16)")
+        self.root, self.root_norm = StandardisedConv(channels, base, 7, stride=2), nn.GroupNorm(GROUPS, base)
+        widths = [base, *(4 * base * 2**n for n in range(len(blocks)))]
+        self.stages = nn.Sequential()
+        for number, (before, after) in enumerate(itertools.pairwise(widths)):
+            first = Bottleneck(before, after, stride=1 if number == 0 else 2)
+            self.stages.append(nn.Sequential(first, *(Bottleneck(after, after, 1) for _ in range(blocks[number] - 1))))
+        self.project = nn.Linear(widths[-1], width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.root_norm(self.root(x)))
+        x = F.max_pool2d(pad_same(x, 3, 2), 3, stride=2)  # nothing is below the padding's zeros
+        return self.project(self.stages(x).flatten(2).transpose(1, 2))

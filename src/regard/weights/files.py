@@ -1,0 +1,228 @@
+"""Opens any weights file without running anything in it: safetensors, NumPy archives, PyTorch's pickles."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import warnings
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.config import read_json
+from regard.errors import RunError, did_you_mean
+
+MOST_ENTRIES = 20_000
+"""Largest number of tensors or archive members; the largest ViTs have about two thousand."""
+SURE = 2**30
+"""Bytes an archive may always unpack to; beyond that, no more than twenty times its own size."""
+
+# Where training scripts put the weights among other things; the first that is there is taken.
+CONTAINERS = ("state_dict", "model", "model_state_dict", "teacher", "student", "module", "model_ema", "state_dict_ema")
+FOLDER_FILES = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A weights file's tensors by their own names, and what else is known about it."""
+
+    path: Path
+    tensors: dict[str, Tensor] = field(repr=False)
+    metadata: dict[str, str] = field(default_factory=dict)
+    """The text in a safetensors header."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The config.json beside it, where that describes a model."""
+    preprocessor: dict[str, Any] = field(default_factory=dict)
+    """The preprocessor_config.json beside it."""
+    left: tuple[str, ...] = ()
+    """Entries of the file that are no weights (an optimizer, a step count)."""
+
+
+def open_file(path: str | Path) -> Opened:
+    """Tensors of a file, or of a folder with config.json and weights as transformers writes it."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        found = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+        if not found:
+            raise RunError("the folder holds no weights", where=path, do=f"it needs one of {', '.join(FOLDER_FILES)}")
+        path = found[0]
+    if not path.is_file():
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
+        raise RunError("there is no such file or run", where=path, do=near)
+    if path.name.endswith(".index.json"):
+        values, metadata = _read_shards(path), {}
+    else:
+        values, metadata = _read(path)
+    tensors, left = _unwrap(values, path)
+    settings = _beside(path, "config.json")
+    settings = settings if {"model_type", "pretrained_cfg"} & set(settings) else {}  # another config.json is none of it
+    return Opened(path, tensors, metadata, settings, _beside(path, "preprocessor_config.json"), left)
+
+
+def _beside(path: Path, name: str) -> dict[str, Any]:
+    beside = path.with_name(name)
+    value = read_json(beside) if beside.is_file() else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """By what the file is, not by its ending: endings lie."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    archive, pickled = zipfile.is_zipfile(path), start[:1] == b"\x80" and start[8:] != b"{"
+    if path.suffix == ".safetensors" and (archive or pickled):
+        what = "the file is damaged or in disguise: it is called .safetensors and holds a pickle, which can run code"
+        raise RunError(f"{what}: refused", where=path, do="do not trust this file")
+    if archive:
+        members = _check_archive(path)
+        if any(name.endswith(".npy") for name in members):
+            return _read_npz(path), {}
+        return _read_torch(path, mapped=True), {}
+    if pickled:
+        return _read_torch(path, mapped=False), {}
+    if start[:2] == b"PK" or path.suffix == ".npz":
+        raise RunError("the archive is damaged: its list of contents is missing", where=path, do="download it again")
+    return _read_safetensors(path)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"the file is damaged, or holds no weights: {error}", where=path) from None
+
+
+def _read_shards(index: Path) -> dict[str, Any]:
+    """The files that an index names, which must lie beside it."""
+    stored = read_json(index)
+    names = stored.get("weight_map") if isinstance(stored, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise RunError("the index has no weight_map of file names", where=index)
+    values: dict[str, Any] = {}
+    for name in sorted(set(names.values())):
+        part = index.parent / name
+        if Path(name).name != name:
+            raise RunError(f"the index points outside its folder: {name!r}", where=index, do="do not trust this file")
+        if not part.is_file():
+            raise RunError(f"a part is missing: {name}", where=index, do="put all parts in one folder")
+        values |= _read(part)[0]
+    lacking = sorted(set(names) - set(values))
+    if lacking:
+        raise RunError(f"the parts lack {len(lacking)} tensors of the index, such as {lacking[0]!r}", where=index)
+    return values
+
+
+def _check_archive(path: Path) -> list[str]:
+    """Refuse an archive that would unpack to far more than it is, before anything is unpacked."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        raise RunError(f"the archive is damaged: {error}", where=path) from None
+    total = sum(member.file_size for member in members)
+    if len(members) > MOST_ENTRIES or total > max(SURE, 20 * path.stat().st_size):
+        what = f"the archive of {path.stat().st_size:,} bytes would unpack to {len(members):,} files, {total:,} bytes"
+        raise RunError(what, where=path, do="do not trust this file")
+    return [member.filename for member in members]
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if not member.filename.endswith(".npy"):
+                    continue
+                name = member.filename.removesuffix(".npy")
+                with archive.open(member) as file:
+                    shape, dtype = _npy_header(file)
+                    if dtype.hasobject:
+                        raise RunError(
+                            f"{name!r} is a pickle, which can run code: refused",
+                            where=path,
+                            do="do not trust this file",
+                        )
+                    if math.prod(shape) * dtype.itemsize > member.file_size:
+                        raise RunError(f"{name!r} claims the shape {shape} and is far smaller", where=path)
+                with archive.open(member) as file:
+                    array = np.lib.format.read_array(file, allow_pickle=False)
+                values[name] = _from_numpy(array)
+    except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise RunError(f"the archive is damaged: {error}", where=path) from None
+    return values
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _from_numpy(array: np.ndarray) -> Any:
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # how NumPy keeps JAX's bfloat16
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy()) if array.dtype.kind in "fiub" else str(array)
+
+
+def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
+    """PyTorch's own files through its reader that builds tensors and plain containers and nothing else."""
+    try:
+        if mapped:
+            with zipfile.ZipFile(path) as archive:
+                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                    raise RunError("PyTorch writes no compressed archives: the file is not one", where=path)
+        allowed = torch.serialization.safe_globals([argparse.Namespace])  # settings beside the weights: plain values
+        with allowed, warnings.catch_warnings(action="ignore"):
+            values = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except RunError:
+        raise
+    except Exception as error:  # hostile bytes make an unpickler fail in any way at all
+        wanted = re.search(r"(?:GLOBAL|global:?|class) ([\w.]+\.[\w.]+)", str(error))
+        if wanted and "nsupported" in str(error):
+            raise RunError(
+                f"the file asks to call {wanted.group(1)}, which is running code: refused",
+                where=path,
+                do="do not trust it; if it is yours, save model.state_dict() alone, best as .safetensors",
+            ) from None
+        if "TorchScript" in str(error):
+            raise RunError(
+                "a TorchScript archive holds code: refused", where=path, do="save its state_dict()"
+            ) from None
+        reason = str(error).split("\n")[0][:200] or type(error).__name__
+        raise RunError(f"the file is damaged, or holds no weights: {reason}", where=path) from None
+    if not isinstance(values, dict):
+        raise RunError(f"the file holds a {type(values).__name__}, not a dictionary of tensors", where=path)
+    return values
+
+
+def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The dictionary of tensors inside whatever a training script put around it."""
+    left: list[str] = []
+    for _ in range(3):
+        inner = next((name for name in CONTAINERS if isinstance(values.get(name), dict)), None)
+        if inner is None:
+            break
+        left += [str(name) for name in values if name != inner]
+        values = values[inner]
+    tensors = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
+    left += [str(name) for name in values if str(name) not in tensors]
+    if not tensors or len(tensors) > MOST_ENTRIES:
+        held = ", ".join(map(repr, list(values)[:5])) or "nothing"
+        raise RunError(f"the file holds {len(tensors)} tensors; at its top are {held}", where=path)
+    for name, tensor in tensors.items():
+        strided = tensor.layout == torch.strided and not tensor.is_quantized
+        if not strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise RunError(f"{name!r} is no plain tensor: {tensor.layout}, shape {tuple(tensor.shape)}", where=path)
+    return tensors, tuple(left)

@@ -1,0 +1,171 @@
+"""Weights of any known format as a checkpoint of ours: recognised, checked, adapted, and reported on.
+
+What a file holds decides the shape of the model; `classes=` and `size=` change its head and positions,
+nothing else gives way. Whatever was assumed, changed, left untrained or left out is in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import registry
+from regard.config import ViTConfig, change, to_dict
+from regard.data import Preparation
+from regard.errors import ConfigError, RunError
+from regard.geometry import grid_of, per_axis
+from regard.networks import Network
+from regard.networks.vit import VARIANTS, configure
+from regard.nn.patches import resample_grid
+from regard.weights.checkpoint import FORMAT, Checkpoint, parse_checkpoint
+from regard.weights.files import open_file
+from regard.weights.foreign import class_names, preparation_for, read_foreign, recognise
+from regard.weights.notes import LoadReport, Notes, unlike
+from regard.weights.run import Run
+
+SHAPE = ("width", "depth", "heads", "mlp", "patch", "stem")
+"""What a model's name promises, and a file must keep."""
+
+
+def open_weights(
+    path: str | Path, name: str | None = None, classes: int | None = None, **fields: Any
+) -> tuple[Checkpoint, LoadReport]:
+    """Weights and what they are the weights of, from a file of any known format, a run or a transformers folder.
+
+    Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
+    and its positions; other `fields` of the config are set if the weights allow it.
+    """
+    opened, notes = open_file(find_file(path)), Notes()
+    where = opened.path
+    if opened.metadata.get("format") == FORMAT:
+        stored = parse_checkpoint(opened.metadata, opened.tensors, where)
+        config: ViTConfig = _meta(stored.model, stored.config, where).config
+        state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
+        label, called = "regard", name or stored.model
+    else:
+        found = recognise(opened)
+        state, config = read_foreign(opened, found, name, fields, notes)
+        names, preparation = class_names(opened, config.classes), preparation_for(opened, found, config, notes)
+        label, called = found.name, name
+    target = _target(config, name, classes, fields, where)
+    state, target, names = _adapt(state, config, target, names, notes)
+    called = called or name_of(target)
+    _require_same(state, config, target, _meta(called, to_dict(target), where), where)
+    _require_finite(state, where)
+    notes.unused += [f"{entry} (no weights)" for entry in opened.left]
+    numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
+    told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
+    report = LoadReport(str(path), label, numbers, *map(tuple, told))
+    return Checkpoint(called, to_dict(target), names, _prepare_for(target, preparation), {}, state), report
+
+
+def find_file(path: str | Path) -> Path:
+    """The file meant by a path: a run folder means its best checkpoint."""
+    path = Path(path).expanduser()
+    if path.is_dir() and not any(path.glob("*.safetensors*")) and not any(path.glob("*.bin*")):
+        return Run.open(path).checkpoint()
+    return path
+
+
+def _prepare_for(target: ViTConfig, preparation: Preparation) -> Preparation:
+    """The same normalisation for another size, or one mean and deviation for every channel if their number changed."""
+    if preparation.channels == target.channels:
+        return replace(preparation, size=target.size)
+    mean, std = ((sum(v) / len(v),) * target.channels for v in (preparation.mean, preparation.std))
+    return Preparation(target.size, target.channels, mean, std)
+
+
+def _target(config: ViTConfig, name: str | None, classes: int | None, fields: dict[str, Any], where: Path) -> ViTConfig:
+    """The config asked for: the file's, but for what the name and the caller say."""
+    named = None if name is None else configure(name)
+    said = {} if named is None else {field: getattr(named, field) for field in SHAPE}
+    if named is not None and len(named.patch) != len(config.patch):
+        raise unlike([f"patch: {named.patch} here, {config.patch} in the file"], where)
+    if classes is not None:
+        said["classes"] = classes
+    axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch") if key in fields}
+    return change(config, said | fields | axes, where)
+
+
+def _adapt(
+    state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, names: tuple[str, ...], notes: Notes
+) -> tuple[dict[str, Tensor], ViTConfig, tuple[str, ...]]:
+    """The head and the positions as asked for; what else differs is for the comparison to refuse."""
+    last = "head.2.weight" if config.head == "mlp" else "head.weight"
+    if last not in state or target.classes != config.classes:
+        why = f"the file's is for {config.classes}" if last in state else "the file has none"
+        notes.untrained.append(f"the head for {target.classes} classes is all zeros: {why}")
+        old_head = [key for key in state if key.startswith("head.")]
+        if old_head:
+            notes.leave("the file's head", *(state[key] for key in old_head))
+        state = {key: tensor for key, tensor in state.items() if key not in old_head}
+        target = replace(target, head="linear")
+        state["head.weight"] = torch.zeros(target.classes, target.width)
+        state["head.bias"] = torch.zeros(target.classes)
+        names = tuple(map(str, range(target.classes)))
+    old, new = grid_of(config.size, config.patch), grid_of(target.size, target.patch)
+    if old != new and config.patch == target.patch and config.positions in ("learned", "axial"):
+        if config.positions == "learned":
+            table, first = state["positions.table"], int(config.pool == "class")
+            state["positions.table"] = torch.cat([table[:first], resample_grid(table[first:], old, new)])
+        else:
+            for n, (a, b) in enumerate(zip(old, new, strict=True)):
+                state[f"positions.axes.{n}"] = resample_grid(state[f"positions.axes.{n}"], (a,), (b,))
+        sides = ["×".join(map(str, grid)) for grid in (old, new)]
+        notes.changed.append(f"positions are resampled from {sides[0]} to {sides[1]} patches")
+    if (config.channels, target.channels, config.stem) == (3, 1, "patch"):
+        kernel = state["patches.project.weight"]
+        state["patches.project.weight"] = kernel.unflatten(1, (3, -1)).sum(dim=1)
+        notes.changed.append("the patch projection is summed over colours: grey input answers as grey in colour did")
+    return state, target, names
+
+
+def _meta(name: str, config: dict[str, Any], where: Path) -> Network:
+    """The model without its numbers; settings from a file may be nonsense."""
+    try:
+        with torch.device("meta"):
+            return registry.build(name, **config)
+    except ConfigError as error:
+        raise RunError(f"the file makes no model: {error.what}", where=where, do=error.do) from None
+    except (RuntimeError, TypeError, OverflowError, ValueError) as error:
+        raise RunError(f"the file is damaged: its settings make no model ({error})", where=where) from None
+
+
+def _require_same(
+    state: Mapping[str, Tensor], config: ViTConfig, target: ViTConfig, model: Network, where: Path
+) -> None:
+    """Every tensor of the model is there in its shape and nothing else is, or an error that lists the differences."""
+    own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    held = {key: tuple(tensor.shape) for key, tensor in state.items()}
+    differ = [f"{n}: {own[n]} here, {held[n]} in the file" for n in own if n in held and own[n] != held[n]]
+    differ += [f"{n}: not in the file" for n in own if n not in held]
+    differ += [f"{n}: not in the model" for n in held if n not in own]
+    for field in ("patch", "heads"):  # which shapes alone may not show
+        if getattr(config, field) != getattr(target, field):
+            differ.insert(0, f"{field}: {getattr(target, field)} here, {getattr(config, field)} in the file")
+    if differ:
+        raise unlike(differ, where)
+
+
+def _require_finite(state: Mapping[str, Tensor], where: object) -> None:
+    bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        do = "the training that wrote it diverged: take an earlier checkpoint"
+        raise RunError(f"{len(bad)} tensors hold NaN or infinity, such as {bad[0]}", where=where, do=do)
+
+
+def name_of(config: ViTConfig) -> str:
+    """The variant of this shape; the plainest with as many axes if there is none, all its fields being said anyway.
+
+    >>> name_of(ViTConfig()), name_of(ViTConfig(patch=(14, 14), width=384, heads=6, mlp=1536))
+    ('vit_b16', 'vit_s14')
+    """
+    for name in VARIANTS:
+        if all(getattr(configure(name), field) == getattr(config, field) for field in SHAPE):
+            return name
+    return {2: "vit_nano", 3: "vit3d_nano"}[len(config.patch)]

@@ -1,0 +1,62 @@
+"""What is told about weights that were loaded, or why they were not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from regard.errors import RunError
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of a weights file: everything that is not simply in its place."""
+
+    source: str
+    format: str
+    numbers: int
+    """How many numbers of the file are used."""
+    assumed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people.
+
+        >>> print(*LoadReport("b16.npz", "google", 9, changed=("head: 10 classes, not 1000",)).lines(), sep="\\n")
+        b16.npz: google names, 9 numbers used
+          changed: head: 10 classes, not 1000
+        """
+        groups = {
+            "assumed": self.assumed, "changed": self.changed, "left untrained": self.untrained, "not used": self.unused,
+        }  # fmt: skip
+        details = [f"  {label}: {line}" for label, lines in groups.items() for line in shortened(lines)]
+        return [f"{self.source}: {self.format} names, {self.numbers:,} numbers used", *details]
+
+
+@dataclass
+class Notes:
+    """A report being written."""
+
+    assumed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    untrained: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    left: int = 0
+    """Numbers of the file that are not used."""
+
+    def leave(self, name: str, *tensors: Tensor, why: str = "") -> None:
+        count = sum(tensor.numel() for tensor in tensors)
+        self.unused.append(f"{name} ({count:,} numbers){why}")
+        self.left += count
+
+
+def shortened(lines: list[str] | tuple[str, ...], most: int = 8) -> list[str]:
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
+def unlike(differ: list[str], where: object) -> RunError:
+    """The error that lists how a file and a model differ."""
+    return RunError("the weights are not this model's:\n    " + "\n    ".join(shortened(differ)), where=where)

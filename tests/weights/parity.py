@@ -1,0 +1,35 @@
+"""What all parity tests do: random weights everywhere, one comparison, one check that nothing is lost."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = 1e-5
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter, also those that start at zero or one, so that nothing can be forgotten unseen."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw) * (0.3 if p.ndim > 1 else 0.5))
+    return model.eval()
+
+
+def picture(*size: int, batch: int = 2, channels: int = 3) -> Tensor:
+    return torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(7))
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert theirs.abs().max() > 0.1, "an answer of nothing proves nothing"
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def assert_equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], but: tuple[str, ...] = ()) -> None:
+    """The same names and, to the bit, the same numbers, but for names that end in one of `but`."""
+    assert set(ours) == set(theirs)
+    for name in theirs:
+        if not name.endswith(but or "\0"):
+            assert ours[name].shape == theirs[name].shape, name
+            assert torch.equal(ours[name], theirs[name]), name

@@ -1,0 +1,295 @@
+"""Files that would harm: code in pickles, archives that explode, shapes that lie, weights of something else."""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import regard
+from regard.config import ViTConfig
+from regard.errors import RegardError, RunError
+from regard.networks.vit import ViT
+from regard.weights import convert
+from regard.weights.convert import write_names
+from regard.weights.files import open_file
+from regard.weights.names import GOOGLE, TIMM
+from tests.weights.parity import randomise
+
+FIELDS = {"size": (24, 24), "patch": (8, 8), "width": 64, "depth": 2, "heads": 1, "mlp": 96, "classes": 5}
+
+
+class Payload:
+    """What unpickles to a call: a file appears if anything runs it."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+def model(**fields) -> ViT:
+    return randomise(ViT(ViTConfig(**FIELDS | fields)))
+
+
+def timm_state(**fields) -> dict[str, torch.Tensor]:
+    ours = model(**fields)
+    return write_names(ours.state_dict(), ours.config, TIMM)[0]
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """The file that running the payload would make; it must never be."""
+    path = tmp_path / "it ran".replace(" ", "_")
+    yield path
+    assert not path.exists(), "code of a file was run"
+
+
+@pytest.mark.parametrize("ending", [".pth", ".pt", ".bin", ".ckpt", ".npz", ".safetensors"])
+@pytest.mark.parametrize("kind", ["archive", "legacy", "bare"])
+def test_a_pickle_that_runs_code_is_refused_in_any_file(ending, kind, mark, tmp_path):
+    path = tmp_path / f"weights{ending}"
+    if kind == "bare":
+        path.write_bytes(pickle.dumps({"model": Payload(mark)}))
+    else:
+        torch.save({"model": timm_state(), "x": Payload(mark)}, path, _use_new_zipfile_serialization=kind == "archive")
+    for use in (regard.create, regard.load):
+        with pytest.raises(RunError, match=r"posix\.system, which is running code: refused|damaged") as caught:
+            use(weights=path) if use is regard.create else use(path)
+    if kind != "bare" or ending == ".safetensors":
+        assert "refused" in str(caught.value)
+        assert "do not trust" in str(caught.value)
+
+
+def test_a_pickle_inside_an_npz_is_refused(mark, tmp_path):
+    np.savez(tmp_path / "w.npz", **{"embedding/kernel": np.array([Payload(mark)], dtype=object)})
+    with pytest.raises(RunError, match=r"'embedding/kernel' is a pickle, which can run code: refused"):
+        regard.create(weights=tmp_path / "w.npz")
+
+
+def test_plain_settings_beside_the_weights_are_no_danger(tmp_path):
+    """Training scripts keep an argparse.Namespace beside the weights."""
+    import argparse
+
+    torch.save({"model": timm_state(), "args": argparse.Namespace(lr=0.1), "epoch": 3}, tmp_path / "w.pth")
+    made = regard.create(weights=tmp_path / "w.pth", quiet=True)
+    assert made.loaded.unused == ("args (no weights)", "epoch (no weights)")
+
+
+@pytest.mark.parametrize("ending", [".pth", ".npz", ".safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.99])
+def test_a_truncated_file_is_damaged(ending, share, tmp_path):
+    path, state = tmp_path / f"w{ending}", timm_state()
+    if ending == ".npz":
+        np.savez(path, **{name: tensor.numpy() for name, tensor in state.items()})
+    elif ending == ".pth":
+        torch.save(state, path)
+    else:
+        save_file(state, path)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(RunError, match="damaged"):
+        regard.create(weights=path)
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def test_an_array_that_claims_a_huge_shape_is_refused_before_memory_is_asked_for(tmp_path):
+    with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+        archive.writestr("cls.npy", npy_header((1_000_000, 1_000_000)) + b"\0" * 16)
+    with pytest.raises(RunError, match="'cls' claims the shape"):
+        regard.create(weights=tmp_path / "w.npz")
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path):
+    with (
+        zipfile.ZipFile(tmp_path / "w.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("cls.npy", "w", force_zip64=True) as member,
+    ):
+        member.write(npy_header((2**28 + 2**20,)))
+        for _ in range(257):
+            member.write(bytes(2**22))
+    assert (tmp_path / "w.npz").stat().st_size < 2**23
+    with pytest.raises(RunError, match=r"would unpack to 1 files, 1,\d{3},\d{3},\d{3} bytes"):
+        regard.create(weights=tmp_path / "w.npz")
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
+    torch.save({"cls_token": torch.zeros(1).expand(10**6, 10**6)}, tmp_path / "w.pth")
+    with pytest.raises(RunError, match="'cls_token' is no plain tensor"):
+        regard.create(weights=tmp_path / "w.pth")
+
+
+def test_any_length_of_header_is_no_pickle(tmp_path):
+    """A safetensors file opens with the length of its header, which may begin like a pickle."""
+    state, seen = timm_state(depth=1), set()
+    for n in range(40):
+        save_file(state, tmp_path / f"{n}.safetensors", metadata={"note": "x" * 8 * n})
+        seen.add((tmp_path / f"{n}.safetensors").read_bytes()[0])
+        assert regard.create(weights=tmp_path / f"{n}.safetensors", quiet=True).loaded.format == "timm"
+    assert 0x80 in seen
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors"])
+def test_an_index_that_points_outside_its_folder_is_refused(name, tmp_path):
+    index = tmp_path / "hf" / "model.safetensors.index.json"
+    index.parent.mkdir()
+    save_file(timm_state(), tmp_path / "secret.safetensors")
+    index.write_text(json.dumps({"weight_map": {"cls_token": name}}))
+    with pytest.raises(RunError, match="points outside its folder"):
+        regard.create(weights=tmp_path / "hf")
+
+
+def test_weights_in_parts_are_put_together(tmp_path):
+    state, folder = timm_state(), tmp_path / "parts"
+    folder.mkdir()
+    names = sorted(state)
+    parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for part, held in parts.items():
+        save_file({name: state[name] for name in held}, folder / part)
+    index = {"weight_map": {name: part for part, held in parts.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert set(open_file(folder).tensors) == set(state)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(RunError, match=r"a part is missing: b\.safetensors"):
+        regard.create(weights=folder)
+
+
+def test_another_architecture_gets_the_list_of_what_differs(tmp_path):
+    torch.save(
+        {"conv1.weight": torch.zeros(4, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(4, 4, 1, 1)}, tmp_path / "r.pth"
+    )
+    with pytest.raises(RunError) as caught:
+        regard.create(weights=tmp_path / "r.pth")
+    for words in (
+        "no Vision Transformer",
+        "not in the file",
+        "conv1.weight: not in the model",
+        "formats tried: regard, timm",
+    ):
+        assert words in str(caught.value)
+
+
+def test_a_relative_of_vit_gets_the_list_of_what_differs(tmp_path):
+    """Query and key norms change every answer: a file with them must not load as if they were not there."""
+    state = timm_state()
+    del state["blocks.1.attn.qkv.bias"]
+    save_file(state | {"blocks.0.attn.q_norm.weight": torch.ones(64)}, tmp_path / "w.safetensors")
+    with pytest.raises(RunError) as caught:
+        regard.create(weights=tmp_path / "w.safetensors")
+    assert "blocks.1.attn.qkv.bias: not in the file" in str(caught.value)
+    assert "blocks.0.attn.q_norm.weight: not in the model" in str(caught.value)
+
+
+def test_another_size_than_the_named_model_gets_the_list_of_what_differs(tmp_path):
+    save_file(timm_state(), tmp_path / "w.safetensors")
+    with pytest.raises(RunError) as caught:
+        regard.create("vit_ti16", weights=tmp_path / "w.safetensors")
+    assert "class_token: (1, 192) here, (1, 64) in the file" in str(caught.value)
+    assert "more" in str(caught.value)
+    with pytest.raises(RunError, match=r"blocks\.2\.norm1\.weight: not in the file"):
+        regard.create("vit_nano", weights=tmp_path / "w.safetensors", mlp=96, patch=8, heads=1)
+    with pytest.raises(RunError, match=r"patch: \(8, 8, 8\) here, \(8, 8\) in the file"):
+        regard.create("vit3d_nano", weights=tmp_path / "w.safetensors")
+    with pytest.raises(RegardError, match="did you mean vit_nano"):
+        regard.create("vit_nanno", weights=tmp_path / "w.safetensors")
+
+
+def test_what_shapes_do_not_show_is_compared_too(tmp_path):
+    """The same numbers in other heads or patches answer something else."""
+    ours = model(heads=4)
+    tensors, _ = write_names(ours.state_dict(), ours.config, GOOGLE)
+    np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    assert regard.create(weights=tmp_path / "w.npz", quiet=True).config.heads == 4
+    with pytest.raises(RunError, match="heads: 8 here, 4 in the file"):
+        regard.create(weights=tmp_path / "w.npz", heads=8)
+    with pytest.raises(RunError, match=r"patch: \(16, 4\) here, \(8, 8\) in the file"):
+        regard.create(weights=tmp_path / "w.npz", patch=(16, 4))
+
+
+ABOUT = {
+    "model": "vit_nano", "config": {"depth": 2, "classes": 1}, "classes": ["a"], "progress": {},
+    "preparation": {"size": [8, 8], "channels": 3, "mean": [0.5], "std": [0.5]},
+}  # fmt: skip
+
+
+LIES = (
+    {"config": {"depth": 10**9, "classes": 1}},
+    {"config": {"depth": 1, "classes": 1, "width": 10**30}},
+    {"config": {"depth": 1, "classes": 1}},
+    {"config": [1]},
+    {"classes": ["a", "b"]},
+    {"model": "vit_none"},
+    {"preparation": {"size": "x"}},
+)
+
+
+@pytest.mark.parametrize("change", LIES, ids=str)
+def test_a_checkpoint_of_ours_whose_header_lies(change, tmp_path):
+    header = {"format": "regard-1", "regard": json.dumps(ABOUT | change)}
+    save_file({"a": torch.zeros(2), "b": torch.zeros(2)}, tmp_path / "w.safetensors", metadata=header)
+    with pytest.raises(RegardError):
+        regard.load(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(bad, tmp_path):
+    state = timm_state()
+    state["blocks.1.norm2.bias"][3] = bad
+    save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=r"1 tensors hold NaN or infinity, such as blocks\.1\.norm2\.bias"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
+def test_a_shape_that_no_transform_takes_is_a_difference_not_a_crash(tmp_path):
+    ours = model()
+    arrays = {name: t.numpy() for name, t in write_names(ours.state_dict(), ours.config, GOOGLE)[0].items()}
+    for name in list(arrays):
+        for shape in ((3,), (2, 2, 2), ()):
+            np.savez(tmp_path / "w.npz", **arrays | {name: np.ones(shape, np.float32)})
+            with pytest.raises(RegardError):
+                regard.create(weights=tmp_path / "w.npz")
+
+
+NONSENSE = (
+    '{"model_type": "vit", "hidden_act": "relu"}',
+    '{"model_type": "vit", "image_size": "x"}',
+    '{"model_type": "vit", "num_attention_heads": 0}',
+    '{"model_type": "vit"',
+    "[]",
+)
+
+
+@pytest.mark.parametrize("settings", NONSENSE)
+def test_a_config_beside_the_file_that_makes_no_sense(settings, tmp_path):
+    from regard.weights.names import HF
+
+    ours = model()
+    save_file(write_names(ours.state_dict(), ours.config, HF)[0], tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(settings)
+    if settings == "[]":
+        assert regard.create(weights=tmp_path, quiet=True).config.width == 64
+    else:
+        with pytest.raises(RegardError):
+            regard.create(weights=tmp_path, quiet=True)
+
+
+def test_a_convert_never_writes_over_and_refuses_before_reading(tmp_path):
+    save_file(timm_state(), tmp_path / "w.safetensors")
+    before = (tmp_path / "w.safetensors").read_bytes()
+    with pytest.raises(RunError, match="exists already"):
+        convert(tmp_path / "nothing.pth", tmp_path / "w.safetensors", to="timm")
+    assert (tmp_path / "w.safetensors").read_bytes() == before
+    with pytest.raises(RegardError, match=r"written as a \.npz file"):
+        convert(tmp_path / "w.safetensors", tmp_path / "w.pth", to="google")
+    with pytest.raises(RegardError, match="did you mean timm"):
+        convert(tmp_path / "w.safetensors", tmp_path / "x.safetensors", to="tim")
