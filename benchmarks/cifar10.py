@@ -18,13 +18,13 @@ from pathlib import Path
 START = time.time()
 
 
-def run(data: str, stem: str, epochs: int | None, out: Path) -> None:
+def run(data: str, stem: str, epochs: int | None, out: Path, keep: str | None) -> None:
     import torch
 
     import regard
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"recipe": "cifar", "stem": stem, "explain": 0, "out": f"{folder}/run"}
+        settings = {"recipe": "cifar", "stem": stem, "explain": 0, "out": keep or f"{folder}/run"}
         begun = time.time() - START
         result = regard.train(data, **settings, **({"epochs": epochs} if epochs else {}))
         wall = time.time() - START
@@ -80,9 +80,10 @@ if __name__ == "__main__":
     parser.add_argument("--stem", choices=("patch", "conv"), default="patch")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--keep", help="run folder to keep; else it is thrown away")
     parser.add_argument("--draw", type=Path)
     options = parser.parse_args()
     if options.draw:
         draw(options.draw)
     else:
-        run(options.data, options.stem, options.epochs, options.out)
+        run(options.data, options.stem, options.epochs, options.out, options.keep)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.explain import inspect_model, visualise, with_test_time_registers
+from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.explorer import record_attention
 from regard.explain.registers import RegisterNeuron
 from tests.conftest import make_folder
@@ -84,3 +84,39 @@ def test_a_network_on_the_gpu_is_inspected_and_excited():
     assert with_test_time_registers(model, [RegisterNeuron(1, 2, 1.0)])(x.cuda()).logits.device.type == "cuda"
     assert visualise(model, (0.5,) * 3, (0.2,) * 3, layer=1, head=2, steps=5).picture.device.type == "cpu"
     assert record_attention(model, x[:1].cuda(), x[0])["heads"] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_on_the_gpu_equals_itself_on_the_cpu(method):
+    torch.manual_seed(0)
+    model = regard.create("vit_nano", classes=3, size=32)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    x = torch.randn(1, 3, 32, 32)
+    on_cpu = METHODS[method](Case(model, x, lambda z: model(z).logits[:, 1]))
+    model.cuda()
+    on_gpu = METHODS[method](Case(model, x.cuda(), lambda z: model(z).logits[:, 1]))
+    torch.testing.assert_close(on_gpu, on_cpu, atol=1e-3 * on_cpu.abs().max().item(), rtol=0)
+
+
+def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does():
+    """The CUDA graph against plain steps: same batches, same rates, nothing random."""
+    from regard.config import RunConfig
+    from regard.tasks import Classification
+    from regard.training.step import Step
+
+    batches = [(torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()) for _ in range(8)]
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = regard.create("vit_nano", classes=4, size=16).cuda()
+        config = RunConfig(batch=8, compile=compiled, precision="fp32", optimizer="muon", weight_decay=0.1)
+        step = Step(model, Classification(), config, torch.device("cuda"))
+        losses = []
+        for number, (x, targets) in enumerate(batches):
+            step.set_rate(1e-3 * (number + 1))
+            losses.append(float(step.whole(x, targets)))
+        assert (step.recorded is not None) == compiled
+        ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
+    torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
+    assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()

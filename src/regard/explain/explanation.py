@@ -17,7 +17,7 @@ from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import Case
 from regard.explain.sanity import ALIKE, likeness, random_twins
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks import Network, lean
 from regard.nn import MultiHeadAttention
 from regard.tasks import Prediction, Task
 
@@ -176,6 +176,8 @@ def explain(
 
     values, where = values_of(model), model.token_map(tuple(x.shape[2:]))
     others = [values_of(twin) for twin in (random_twins(model, seed=seed) if twins is None else twins)]
+    with lean(model):
+        scores = faithfulness(lambda z: task.probabilities(model(z))[:, number], x, values, where, seed=seed)
     painted = where.paint(values.clamp_min(0))
     painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(
@@ -185,7 +187,7 @@ def explain(
         options=options,
         target=classes[number],
         prediction=prediction,
-        scores=faithfulness(lambda z: task.probabilities(model(z))[:, number], x, values, where, seed=seed),
+        scores=scores,
         likeness=sum(likeness(values, other) for other in others) / max(len(others), 1),
         picture=picture,
         where=where,

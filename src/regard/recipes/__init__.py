@@ -36,7 +36,7 @@ def cifar() -> RunConfig:
     """
     return RunConfig(
         model="vit_s16", patch=4, depth=8, epochs=185, batch=512, optimizer="muon", lr=2e-3, weight_decay=0.1,
-        policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1, holdout=0.05,
+        policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1, holdout=0.05, pool="mean",
     )  # fmt: skip
 
 
