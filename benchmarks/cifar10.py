@@ -60,7 +60,7 @@ def draw(folder: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     ax = figure.subplots()
-    for path, colour in zip(sorted(folder.glob("cifar10-*.csv")), ("#D55E00", "#0072B2"), strict=False):
+    for path, colour in zip(sorted(folder.glob("cifar10-*.csv")), ("#D55E00", "#009E73", "#0072B2"), strict=False):
         rows = list(csv.DictReader(path.open()))
         facts = json.loads(path.with_suffix(".json").read_text())
         value = facts["test accuracy"]["value"]

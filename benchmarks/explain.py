@@ -3,18 +3,20 @@
 Planted causes: a nano ViT is trained here on pictures whose label has one known cause (tests/explain/planted.py).
 CIFAR-10: a run that was trained on it (python benchmarks/cifar10.py DATA --keep RUN), and its test images.
 
-    python benchmarks/explain.py                                          # planted causes alone
-    python benchmarks/explain.py --run RUN --data DATA --images 60 --write docs/methods.md
+    python benchmarks/explain.py                                                      # planted causes alone
+    python benchmarks/explain.py --run RUN --data DATA --results benchmarks/results/explain.json
+    python benchmarks/explain.py --results benchmarks/results/explain.json --write docs/methods.md
 """
 
 import argparse
+import json
 import os
 import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import regard
 from regard.data import open_source
 from regard.explain import METHODS, Case
+from regard.weights import Run
 from tests.explain.planted import planted
 
 ABOUT = {
@@ -74,11 +77,64 @@ def seconds(predictor: Any, pictures: Iterable[Any], method: str) -> float:
     return statistics.median(times[1:])
 
 
-def mean(values: Iterable[float], form: str = "{:.2f}") -> str:
+def mean(values: Iterable[float]) -> str:
     """The mean and its standard error."""
     array = np.array(list(values), dtype=float)
-    error = array.std(ddof=1) / len(array) ** 0.5
-    return f"{form.format(array.mean())} ± {form.format(error)}"
+    return f"{array.mean():.2f} ± {array.std(ddof=1) / len(array) ** 0.5:.2f}"
+
+
+def measure(predictor: Any, pictures: list[Any], masks: Any, method: str) -> dict[str, str]:
+    found = [
+        predictor.explain(p, method=method, mask=None if masks is None else masks[n]) for n, p in enumerate(pictures)
+    ]
+    located = [e.location for e in found if e.location]
+    where = {
+        "share inside": mean(at.share for at in located),
+        "peak inside": f"{np.mean([at.pointing for at in located]):.0%}",
+    }
+    return (where if located else {}) | {
+        "insertion − deletion": mean(e.scores.gain for e in found),
+        "random maps beaten": f"{np.mean([e.scores.beaten for e in found]):.0%}",
+        "likeness": mean(e.likeness for e in found),
+        "badges": f"{np.mean([e.badge is not None for e in found]):.0%}",
+        "ms a map": f"{1e3 * seconds(predictor, pictures[:9], method):.0f}",
+    }
+
+
+def table(rows: dict[str, dict[str, str]]) -> str:
+    columns = list(next(iter(rows.values())))
+    lines = [f"| method | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    return "\n".join(lines + [f"| `{name}` | {' | '.join(row.values())} |" for name, row in rows.items()])
+
+
+def page(results: dict[str, Any]) -> str:
+    about = {name: {"reads": reads, "held to": exact} for name, (reads, exact) in ABOUT.items()}
+    parts = [
+        "# Methods and checks",
+        "Seven ways to explain a prediction, each held to hand arithmetic or to an implementation that is not ours:",
+        table(about),
+        f"What follows was measured by `python benchmarks/explain.py` on {results['machine']}: {results['images']} "
+        "pictures a table, mean and standard error.",
+        "## Planted causes",
+        f"Pictures whose label has one known cause, among decoys. It covers {results['chance']} of the picture: a map "
+        "that knows nothing has that share of itself, and as often its peak, inside.",
+        table(results["planted"]),
+    ]
+    if "cifar" in results:
+        parts += [
+            "## CIFAR-10",
+            f"Test images, and a ViT trained as in [cifar10.md](../benchmarks/results/cifar10.md) "
+            f"({results['accuracy']} on the test set).",
+            table(results["cifar"]),
+        ]
+    parts.append(
+        "**Insertion − deletion** (`scores.gain`) is zero for a map that knows nothing, and such a map beats half of "
+        "the **random maps**. **Likeness** is the rank correlation with the map of the same network with random "
+        "weights; a **badge** marks maps above 0.5, which show the picture and not the network. **ms a map** is the map alone; "
+        "its checks cost one to three hundred forward passes more. Which method is best depends on the network: read "
+        "the scores of the map at hand."
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
@@ -86,67 +142,47 @@ def main() -> None:
     parser.add_argument("--run")
     parser.add_argument("--data")
     parser.add_argument("--images", type=int, default=60)
+    parser.add_argument("--results", type=Path, help="JSON to write, or with --write alone to read")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
+    if not (options.write and options.results and options.results.exists()):
+        results = run(options)
+        if options.results:
+            options.results.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    else:
+        results = json.loads(options.results.read_text(encoding="utf-8"))
+    if options.write:
+        options.write.write_text(page(results), encoding="utf-8")
+    else:
+        print(page(results))
+
+
+def run(options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         small = planted_predictor(folder)
     pictures, _, masks = planted(options.images, seed=99)
-    cases: list[tuple[Any, list[Any], Callable[[int], Any]]] = [
-        (small, [torch.from_numpy(p)[None] for p in pictures], lambda n: masks[n])
-    ]
+    inputs = [torch.from_numpy(p)[None] for p in pictures]
+    there = torch.cuda.is_available()
+    machine = torch.cuda.get_device_name() if there else f"{platform.machine()} CPU, {os.cpu_count()} cores"
+    results: dict[str, Any] = {
+        "machine": f"{machine}, torch {torch.__version__}",
+        "images": options.images,
+        "chance": f"{float(masks.float().mean()):.0%}",
+        "planted": {},
+    }
+    for method in ABOUT:
+        results["planted"][method] = measure(small, inputs, masks, method)
+        print(method, results["planted"][method], flush=True)
     if options.run:
-        source = open_source(options.data)
+        source, large = open_source(options.data), regard.load(options.run)
         tested = [n for n, s in enumerate(source.samples) if s.split == "test"]
-        chosen = tested[:: len(tested) // options.images][: options.images]
-        cases.append((regard.load(options.run), [source.read(n)[0] for n in chosen], lambda n: None))
-    device = small.device
-    machine = (
-        torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores"
-    )
-    lines = []
-    for method, (reads, exact) in ABOUT.items():
-        cells = []
-        for predictor, inputs, mask in cases:
-            found = [predictor.explain(p, method=method, mask=mask(n)) for n, p in enumerate(inputs)]
-            if found[0].location:
-                cells.append(mean(e.location.share for e in found))
-                cells.append(f"{np.mean([e.location.pointing for e in found]):.0%}")
-            cells.append(mean(e.scores.gain for e in found))
-            cells.append(f"{np.mean([e.scores.beaten for e in found]):.0%}")
-            cells.append(f"{mean(e.likeness for e in found)} ({np.mean([e.badge is not None for e in found]):.0%})")
-            cells.append(f"{1e3 * seconds(predictor, inputs[:9], method):.0f}")
-        lines.append(f"| `{method}` | {reads} | {' | '.join(cells)} | {exact} |")
-        print(lines[-1], flush=True)
-    chance = float(masks.float().mean())
-    text = page(lines, machine, options.images, chance, cases)
-    if options.write:
-        options.write.write_text(text, encoding="utf-8")
-    print(text)
-
-
-def page(lines: list[str], machine: str, images: int, chance: float, cases: list[Any]) -> str:
-    common = "insertion − deletion | random maps beaten | likeness to random weights (badges) | ms a map"
-    header = f"| method | reads | planted: share inside | peak inside | {common}"
-    rule = "|---|---|---|---|---|---|---|---|"
-    if len(cases) > 1:
-        header, rule = f"{header} | CIFAR-10: {common}", rule + "---|---|---|---|"
-    where = ", ".join(f"{len(p.classes)} classes, {p.model.token_map().places} patches" for p, _, _ in cases)
-    return f"""# Methods and checks
-
-Made by `python benchmarks/explain.py` on {machine}, torch {torch.__version__}; {images} pictures a column, mean and
-standard error. Networks: {where}.
-
-**Planted causes**: pictures whose label has one known cause, among decoys; it covers {chance:.0%} of the picture, which
-is what a map that knows nothing scores as its share and peak inside. **Insertion − deletion** (`scores.gain`): zero for
-a map that knows nothing. **Random maps beaten**: half for such a map. **Likeness**: rank correlation with the map of
-the same network with random weights; a badge marks maps above 0.5. **ms a map**: the map alone; the checks of one map
-cost one to three hundred forward passes more. **Exact** names the test that holds the method to hand arithmetic or to
-an implementation that is not ours.
-
-{header} | exact |
-{rule}---|
-{chr(10).join(lines)}
-"""
+        chosen = [source.read(n)[0] for n in tested[:: len(tested) // options.images][: options.images]]
+        figures = Run.open(options.run).read_json("summary.json")["figures"]
+        results |= {"accuracy": f"{figures['accuracy']['value']:.1%}", "cifar": {}}
+        for method in ABOUT:
+            results["cifar"][method] = measure(large, chosen, None, method)
+            print(method, results["cifar"][method], flush=True)
+    return results
 
 
 if __name__ == "__main__":

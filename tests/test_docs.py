@@ -41,20 +41,21 @@ def execute(words: list[str], place: Path) -> str:
 
 def test_commands_and_programs_of_the_readme_run_as_written(place):
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for line in commands:
         execute(["sh", "-c", line], place)
     assert (place / "answers.csv").read_text().count("\n") == 21
     assert (place / "why.png").stat().st_size > 5000
+    assert (place / "inside.png").stat().st_size > 5000
     assert (place / "runs" / "photos" / "report.html").is_file()
     programs = blocks("python")
-    assert len(programs) == 3
+    assert len(programs) == 4
     printed = [execute([sys.executable, "-c", program], place) for program in programs]
     assert (place / "map.png").stat().st_size > 5000
-    promised = re.findall(r"# .*?(torch\.Size.*|\(\(.*?\)\))", programs[1])
+    promised = re.findall(r"# .*?(torch\.Size.*|\(\(.*?\)\))", programs[2])
     assert len(promised) == 2
     for value in promised:
-        assert value.strip() in printed[1], "the README promises another output"
+        assert value.strip() in printed[2], "the README promises another output"
 
 
 def test_every_other_command_in_the_readme_is_known():

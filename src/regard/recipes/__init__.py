@@ -30,12 +30,13 @@ def cifar() -> RunConfig:
     """A ViT from scratch on some ten thousand small colour pictures, on a GPU, plain supervision.
 
     regard train DATA --recipe cifar
-    regard train DATA --recipe cifar --stem conv --epochs 110
+    regard train DATA --recipe cifar --stem conv --epochs 80
 
-    CIFAR-10 on one H200: benchmarks/results/cifar10.md. AdamW instead of Muon is far behind after as many epochs.
+    CIFAR-10 on one H200: 91.6 % on the test set with the conv stem, in 185 seconds from start to end
+    (benchmarks/results/cifar10.md). On a CPU it would take days.
     """
     return RunConfig(
-        model="vit_s16", patch=4, depth=8, epochs=185, batch=512, optimizer="muon", lr=2e-3, weight_decay=0.1,
+        model="vit_s16", patch=4, depth=8, epochs=170, batch=512, optimizer="muon", lr=2e-3, weight_decay=0.1,
         policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1, holdout=0.05, pool="mean",
     )  # fmt: skip
 
