@@ -128,11 +128,11 @@ def page(results: dict[str, Any]) -> str:
             table(results["cifar"]),
         ]
     parts.append(
-        "**Insertion − deletion** (`scores.gain`) is zero for a map that knows nothing, and such a map beats half of "
-        "the **random maps**. **Likeness** is the rank correlation with the map of the same network with random "
-        "weights; a **badge** marks maps above 0.5, which show the picture and not the network. **ms a map** is the map "
-        "alone; its checks cost one to three hundred forward passes more. Which method is best depends on the network: read "
-        "the scores of the map at hand."
+        "**Insertion − deletion** (`scores.gain`) is zero for a map that knows nothing, and such a map beats half "
+        "of the **random maps**. **Likeness** is the rank correlation with the map of the same network with random "
+        "weights; a **badge** marks maps above 0.5, which show the picture and not the network. **ms a map** is "
+        "the map alone; its checks cost one to three hundred forward passes more. Which method is best depends on "
+        "the network: read the scores of the map at hand."
     )
     return "\n\n".join(parts) + "\n"
 
