@@ -35,7 +35,7 @@ from regard.data import (
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
-from regard.explain import Explanation, check_method, explain, random_twins
+from regard.explain import DEFAULT, REPORTED, Explanation, check_method, explain, random_twins
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.explain.inspection import Inspection, inspect_model
@@ -166,7 +166,7 @@ class Predictor:
             yield from answer()
 
     def explain(
-        self, image: Image, method: str = "rollout", target: str | None = None, *, mask: Any = None, **options: Any
+        self, image: Image, method: str = DEFAULT, target: str | None = None, *, mask: Any = None, **options: Any
     ) -> Explanation:
         """Why: a map over the image and its scores. `target` is the class to explain, the predicted if not said.
 
@@ -388,25 +388,18 @@ def _fit(
 def _explain_some(
     run: Run, predictor: Predictor, images: Images, result: Evaluation, count: int, progress: Progress
 ) -> None:
-    """Explain a few tested images: the most confident mistakes first, then examples class by class."""
-    confidence, right = result.probs.max(1), result.probs.argmax(1) == result.labels
-    wrong = sorted((n for n in range(len(right)) if not right[n]), key=lambda n: -confidence[n])
-    firsts: list[int] = []
-    for c in range(len(result.classes)):
-        firsts += [n for n in range(len(right)) if right[n] and result.labels[n] == c][:1]
-    rest = [n for n in range(len(right)) if right[n] and n not in firsts] + wrong[count // 2 :]
-    chosen = (wrong[: count // 2] + firsts + rest)[:count]
-    done, room = list[Explanation](), BUDGET
+    """Explain a few tested images, and keep their attention for the report's reader to ask."""
+    done, room, chosen = list[list[Explanation]](), BUDGET, result.examples(count)
     with progress.bar("explaining", len(chosen)) as tick:
-        for n in chosen:
-            pixels = images[0, int(result.index[n])][0]
-            done.append(predictor.explain(pixels).about(result.keys[n], result.classes[result.labels[n]]))
-            draw([done[-1]], run.path / "explain" / f"{len(done):02d}.png")
+        for number, n in enumerate(chosen, start=1):
+            pixels, truth = images[0, int(result.index[n])][0], result.classes[result.labels[n]]
+            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in REPORTED])
+            draw(done[-1], run.path / "explain" / f"{number:02d}.png")
             x = predictor.preparation(pixels).to(predictor.device)
-            room -= keep_attention(run, len(done), predictor.model, x, done[-1].picture, room)
-            tick(len(done))
+            room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
+            tick(number)
     if done:
-        run.write_json("explain/explanations.json", [e.to_json() for e in done])
+        run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
 
 
 def _environment(device: torch.device) -> dict[str, Any]:

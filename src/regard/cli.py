@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from regard.config import RunConfig
-from regard.console import columns
+from regard.console import Progress, columns
 from regard.errors import ConfigError, DataError, RegardError, did_you_mean
 
 Quiet = Annotated[bool, arg(help="Print results only.")]
@@ -147,8 +147,8 @@ class Explain:
     """Run folder or checkpoint file."""
     inputs: Positional[tuple[str, ...]]
     """Files, folders or globs."""
-    method: str = "rollout"
-    """attention, rollout, gradient_rollout, chefer, grad_cam, integrated_gradients or occlusion."""
+    method: str = "integrated_gradients"
+    """integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion."""
     target: str | None = None
     """Class to explain. Default: the predicted one."""
     mask: str | None = None
@@ -167,6 +167,7 @@ class Explain:
     """occlusion: tokens covered at a time along each axis. Default: 1."""
     out: str = "explanation.png"
     """Picture to write (.png, .svg or .pdf)."""
+    quiet: Quiet = False
 
     def run(self) -> None:
         from regard import api
@@ -181,12 +182,14 @@ class Explain:
         options = {name: value for name, value in options.items() if value is not None}
         if not self.identity:
             options["identity"] = False
-        predictor, made, failed = api.load(self.run_folder), [], []
-        for path in find_images(self.inputs):
-            try:
-                made.append(predictor.explain(path, method=self.method, target=self.target, **options))
-            except DataError as error:
-                failed.append(error)
+        predictor, made, failed, paths = api.load(self.run_folder), [], [], find_images(self.inputs)
+        with Progress(self.quiet).bar("explaining", len(paths)) as tick:
+            for number, path in enumerate(paths, start=1):
+                try:
+                    made.append(predictor.explain(path, method=self.method, target=self.target, **options))
+                except DataError as error:
+                    failed.append(error)
+                tick(number)
         for page in draw_pages(made, Path(self.out)) if made else ():
             print(page)
         header = ("image", "predicted", "insertion (high)", "deletion (low)", "random", "random weights (low)")

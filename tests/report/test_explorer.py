@@ -59,9 +59,9 @@ def sharp(name: str = "vit_nano", **fields):
 
 def test_a_run_keeps_the_attention_of_its_explained_images(run_folder):
     predictor, source = regard.load(run_folder), open_source("digits")
-    items = json.loads((run_folder / "explain" / "explanations.json").read_text())
-    for number, item in enumerate(items, start=1):
-        (index,) = (n for n, sample in enumerate(source.samples) if sample.key == item["name"])
+    images = json.loads((run_folder / "explain" / "explanations.json").read_text())
+    for number, maps in enumerate(images, start=1):
+        (index,) = (n for n, sample in enumerate(source.samples) if sample.key == maps[0]["name"])
         with regard.capture(predictor.model) as tape:
             predictor.model(predictor.preparation(source.read(index)[0]))
         agree(json.loads((run_folder / "explain" / f"attention-{number:02d}.json").read_text()), tape)

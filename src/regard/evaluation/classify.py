@@ -45,6 +45,15 @@ class Evaluation:
             for key, label, row in zip(self.keys, self.labels, self.probs, strict=True)
         ]
 
+    def examples(self, count: int) -> list[int]:
+        """Up to `count` telling samples: half of them the most confident mistakes, then one right of each class."""
+        confidence, right = self.probs.max(1), self.probs.argmax(1) == self.labels
+        wrong = sorted(np.flatnonzero(~right).tolist(), key=lambda n: -confidence[n])
+        firsts = [np.flatnonzero(right & (self.labels == c))[:1].tolist() for c in range(len(self.classes))]
+        chosen = wrong[: count // 2] + [n for first in firsts for n in first]
+        rest = [*np.flatnonzero(right).tolist(), *wrong[count // 2 :]]
+        return list(dict.fromkeys(chosen + rest))[:count]
+
     def to_json(self) -> dict[str, Any]:
         """The figures, ready for summary.json."""
         per_class = {

@@ -1,6 +1,6 @@
 """Why a model decided as it did: arithmetic on recorded attention, painted onto the input and scored."""
 
-from regard.explain.explanation import METHODS, Explanation, Location, check_method, explain
+from regard.explain.explanation import DEFAULT, METHODS, REPORTED, Explanation, Location, check_method, explain
 from regard.explain.faithfulness import faithfulness
 from regard.explain.inspection import Inspection, inspect_model
 from regard.explain.methods import (
@@ -18,7 +18,9 @@ from regard.explain.sanity import likeness, random_twins
 from regard.explain.visualise import Visualisation, visualise
 
 __all__ = [
+    "DEFAULT",
     "METHODS",
+    "REPORTED",
     "Case",
     "Explanation",
     "Inspection",

@@ -48,6 +48,10 @@ METHODS: dict[str, Method] = {
     "integrated_gradients": Method(methods.integrated_gradients, "model", ("steps",)),
     "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
+DEFAULT = "integrated_gradients"
+"""The most faithful on every set tried (docs/methods.md)."""
+REPORTED = ("rollout", "integrated_gradients")
+"""What a report shows: where the network looked (the ViT paper's Figure 6), and what decided."""
 WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
 
 
@@ -150,7 +154,7 @@ def explain(
     name: str,
     classes: tuple[str, ...],
     *,
-    method: str = "rollout",
+    method: str = DEFAULT,
     target: str | None = None,
     mask: Tensor | None = None,
     twins: Sequence[Network] | None = None,

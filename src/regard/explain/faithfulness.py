@@ -41,7 +41,8 @@ class Faithfulness:
     def verdict(self) -> str:
         """In words, whether to believe the map: its gain must exceed that of chance by two deviations."""
         better = f"better than {round(self.beaten * self.maps)} of {self.maps} random maps"
-        return better if self.gain > 2 * self.random_spread else f"{better}: no better than chance, do not rely on it"
+        clear = self.gain > 2 * self.random_spread
+        return better if clear else f"not clear of chance ({better}): do not rely on it"
 
 
 @torch.inference_mode()

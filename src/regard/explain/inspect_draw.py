@@ -31,7 +31,7 @@ def draw_inspection(found: Inspection, path: Path) -> Path:
     """Figure 7 in the first row; norms, norms with registers and excited pictures below, where there are any."""
     check_ending(path)
     heights = [HEIGHT] * (1 + (found.norms is not None) + (found.registered is not None))
-    heights += [_excited_height(found.excited)] * bool(found.excited)
+    heights += [_excited_height(found.excited)] if found.excited else []
     figure = canvas(WIDTH, sum(heights), background="white")
     rows = iter(np.atleast_1d(figure.subfigures(len(heights), 1, height_ratios=heights)))
     _figure_7(next(rows), found)
@@ -196,7 +196,8 @@ def _through_layers(ax: Any, found: TokenNorms) -> None:
 
 
 def _excited_height(excited: Sequence[Visualisation]) -> float:
-    return 0.4 + 3.2 * -(-len(excited) // COLUMNS)
+    side = min(2.9, (WIDTH - 0.4) / min(len(excited), COLUMNS))
+    return 0.5 + (side + 0.8) * -(-len(excited) // COLUMNS)
 
 
 def _excited(figure: Any, excited: Sequence[Visualisation]) -> None:

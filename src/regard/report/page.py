@@ -136,23 +136,27 @@ def _warnings(about: Any, summary: Any) -> str:
 def _explanations(run: Run) -> str:
     if not (run.path / "explain" / "explanations.json").is_file():
         return ""
-    items = run.read_json("explain/explanations.json")
+    images = run.read_json("explain/explanations.json")
     pictures = []
-    for number, item in enumerate(items, start=1):
+    for number, maps in enumerate(images, start=1):
         png = base64.b64encode((run.path / "explain" / f"{number:02d}.png").read_bytes()).decode()
-        word = "right" if item["predicted"] == item["label"] else "wrong"
+        name, word = escape(maps[0]["name"]), "right" if maps[0]["predicted"] == maps[0]["label"] else "wrong"
+        verdicts = "".join(f"<br>{escape(item['method'])}: {escape(item['verdict'])}" for item in maps)
         pictures.append(
-            f'<figure class="card"><figcaption><b class="{word}">{word}</b> {escape(item["name"])}: '
-            f"{escape(item['verdict'])}</figcaption>"
-            f'<img alt="input, attention and map of {escape(item["name"])}" src="data:image/png;base64,{png}"></figure>'
+            f'<figure class="card"><figcaption><b class="{word}">{word}</b> {name}{verdicts}</figcaption>'
+            f'<img alt="input and maps of {name}" src="data:image/png;base64,{png}"></figure>'
         )
-    gains = np.array([item["scores"]["gain"] for item in items])
+    gains = {item["method"]: [maps[n]["scores"]["gain"] for maps in images] for n, item in enumerate(images[0])}
+    means = ", ".join(f"{np.mean(values):+.2f} ({escape(name)})" for name, values in gains.items())
     return (
-        "<h2>Why it decided so</h2><p>Attention rollout from the output token to the input (the ViT paper’s Figure 6). "
-        "Every map is tested: <em>deletion</em> removes the places it calls important and should make the probability "
-        "fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high is good). "
-        f"Random maps score the same on both. Over these images insertion exceeds deletion by {gains.mean():+.2f} "
-        f"(from {gains.min():+.2f} to {gains.max():+.2f}).</p>" + explorer(run, items) + "\n".join(pictures)
+        "<h2>Why it decided so</h2><p><em>Rollout</em> follows attention from the output to the input (the ViT paper’s "
+        "Figure 6): where the network looked. <em>Integrated gradients</em> share out the score among the pixels: what "
+        "decided. Every map is tested: <em>deletion</em> removes the places it calls important and should make the "
+        "probability fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
+        "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
+        f"where it must be another. Over these images insertion exceeds deletion by {means}.</p>"
+        + explorer(run, [maps[0] for maps in images])
+        + "\n".join(pictures)
     )
 
 
