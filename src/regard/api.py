@@ -40,7 +40,7 @@ from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.explain.inspection import Inspection, inspect_model
 from regard.explain.visualise import STEPS, Visualisation, visualise
-from regard.networks import Network, lean
+from regard.networks import Network
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_report
 from regard.tasks import Classification, Prediction
@@ -146,8 +146,7 @@ class Predictor:
 
         def answer() -> Iterator[Prediction]:
             x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
-            with lean(self.model):
-                probs = self.task.probabilities(self.model(x)).cpu()
+            probs = self.task.probabilities(self.model(x, lean=True)).cpu()
             for (name, _), row in zip(waiting, probs, strict=True):
                 yield Prediction.of(name, row, self.classes)
             waiting.clear()
@@ -311,7 +310,7 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
         classes=len(source.classes),
         **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
     ).to(device)
-    model.checkpointing, model.lean = config.checkpointing, True
+    model.checkpointing = config.checkpointing
     size, channels = model.config.size, model.config.channels
     images = Images(found, size, channels)
     preparation = Preparation(size, channels, *statistics(images, parts["train"]))

@@ -175,6 +175,8 @@ class Explain:
         from regard.explain.draw import check_ending, draw_pages
 
         check_ending(Path(self.out))
+        if self.mask and self.box:
+            raise ConfigError("a mask and a box are given", do="give one of --mask and --box")
         options: dict[str, Any] = {
             "layer": self.layer, "head": self.head, "steps": self.steps, "window": self.window,
             "mask": self.mask or self.box,

@@ -12,7 +12,6 @@ from torch import nn
 
 from regard.data import Loader, Preparation, Source, to_float
 from regard.metrics import Figure, Summary, summarise
-from regard.networks import lean
 from regard.tasks import Task
 
 
@@ -84,8 +83,7 @@ def predict_loader(
     try:
         for number, batch in enumerate(loader.epoch(0), start=1):
             x = preparation.normalised(to_float(batch.images.to(device)))
-            with lean(model):
-                probs = task.probabilities(model(x)).cpu()
+            probs = task.probabilities(model(x, lean=True)).cpu()
             parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy()))
             tick(number, "")
     finally:
@@ -115,7 +113,6 @@ def evaluate(
 ) -> Evaluation:
     """Figures with intervals over everything the loader gives. The source's classes are matched by name."""
     probs, labels, index = predict_loader(model, task, loader, preparation, device, tick)
-    own = {name: n for n, name in enumerate(classes)}
-    labels = np.array([own[source.classes[label]] for label in labels])
+    labels = np.array([classes.index(source.classes[label]) for label in labels])
     keys = [source.samples[i].key for i in index]
     return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)

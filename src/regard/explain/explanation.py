@@ -17,7 +17,7 @@ from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import Case
 from regard.explain.sanity import ALIKE, likeness, random_twins
 from regard.geometry import TokenMap
-from regard.networks import Network, lean
+from regard.networks import Network
 from regard.nn import MultiHeadAttention
 from regard.tasks import Prediction, Task
 
@@ -68,7 +68,8 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """`map` (*size) sums to one over the input; `scores` and `likeness` say whether to believe it."""
+    """`map` (*size) sums to one over the input, or is zero where nothing spoke for the target; `scores` and
+    `likeness` say whether to believe it."""
 
     map: Tensor
     """What spoke for the target; what spoke against it (a negative value) counts as nothing here."""
@@ -99,6 +100,8 @@ class Explanation:
     @property
     def verdict(self) -> str:
         """In words, whether to believe the map."""
+        if self.tokens.max() == self.tokens.min():
+            return "the map is the same everywhere and says nothing"
         return self.scores.verdict if self.badge is None else f"{self.scores.verdict}; {self.badge}"
 
     def save(self, path: str | Path) -> Path:
@@ -138,6 +141,9 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
             raise ConfigError(
                 f"{method} has no option {name!r}", do=f"it takes {takes}" if takes else "it takes no options"
             )
+        kind = bool if name == "identity" else int
+        if type(options[name]) is not kind and options[name] is not None:
+            raise ConfigError(f"{name}={options[name]!r} does not fit", do=f"give a value of type {kind.__name__}")
     attends = model is None or any(isinstance(module, MultiHeadAttention) for module in model.modules())
     if not attends and method not in WITHOUT_ATTENTION:
         raise ConfigError(
@@ -171,8 +177,9 @@ def explain(
         raise ConfigError(f"there is no class called {target!r}", do=did_you_mean(target, classes))
     model.eval()
     with torch.inference_mode():
-        prediction = Prediction.of(name, task.probabilities(model(x))[0].cpu(), classes)
-    number = classes.index(target or prediction.label)
+        probs = task.probabilities(model(x, lean=True))[0].cpu()
+    prediction = Prediction.of(name, probs, classes)
+    number = int(probs.argmax()) if target is None else classes.index(target)
 
     def values_of(network: Network) -> Tensor:
         case = Case(network, x, lambda z: task.scores(network(z))[:, number])
@@ -180,8 +187,7 @@ def explain(
 
     values, where = values_of(model), model.token_map(tuple(x.shape[2:]))
     others = [values_of(twin) for twin in (random_twins(model, seed=seed) if twins is None else twins)]
-    with lean(model):
-        scores = faithfulness(lambda z: task.probabilities(model(z))[:, number], x, values, where, seed=seed)
+    scores = faithfulness(lambda z: task.probabilities(model(z, lean=True))[:, number], x, values, where, seed=seed)
     painted = where.paint(values.clamp_min(0))
     painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(
@@ -201,10 +207,6 @@ def explain(
 
 def locate(painted: Tensor, mask: Tensor) -> Location:
     """How much of a map (*size), and whether its peak, lies where `mask` (*size) is true."""
-    if mask.shape != painted.shape or not mask.any():
-        raise ConfigError(
-            f"the mask of size {tuple(mask.shape)} is empty or does not cover the input of size {tuple(painted.shape)}",
-            do="give a mask with something inside it, as large as the picture",
-        )
     share = float(painted[mask].sum() / painted.sum().clamp_min(1e-30))
-    return Location(share, bool(mask.flatten()[painted.argmax()]), float(mask.float().mean()))
+    pointing = bool(painted.max() > painted.min() and mask.flatten()[painted.argmax()])
+    return Location(share, pointing, float(mask.float().mean()))

@@ -64,7 +64,8 @@ def faithfulness(
     """
     steps = min(where.places, (16 if where.places <= 64 else 8) if steps is None else steps)
     draw = torch.Generator().manual_seed(seed)
-    ranked = torch.argsort(values.cpu(), descending=True, stable=True)
+    mixed = torch.randperm(where.places, generator=draw)  # equal values stand in random order, not from the top down
+    ranked = mixed[torch.argsort(values.cpu()[mixed], descending=True, stable=True)]
     orders = [ranked, *(torch.randperm(where.places, generator=draw) for _ in range(maps))]
     orders = [kept for order in orders for kept in (order, order.flip(0))]
     points = torch.linspace(0, where.places, steps + 1).round().long()

@@ -121,10 +121,10 @@ def inspect_model(
     found = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
     if not registers or not found.norms or not found.norms.outliers.any():
         return found
-    x = normalise(pictures).to(device)
-    neurons = find_register_neurons(model, x)
+    few = pictures[found.norms.outliers.any(1)][:BATCH]  # those with outliers show which neurons make them
+    neurons = find_register_neurons(model, normalise(few).to(device))
     changed = with_test_time_registers(model, neurons, registers)
-    after = _joined([token_norms(changed, part) for part in x.split(BATCH)])
+    after = _joined([token_norms(changed, normalise(part).to(device)) for part in pictures.split(BATCH)])
     # The same cut as before: a lower one, from calmer tokens, would make outliers of ordinary tokens.
     return replace(found, neurons=tuple(neurons), registered=replace(after, threshold=found.norms.threshold))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 
 import numpy as np
 import torch
@@ -96,7 +97,9 @@ def relevance(tape: Tape, where: TokenMap) -> Tensor:
         if joint is None:
             joint = torch.eye(helped.shape[-1], device=helped.device).expand_as(helped)
         joint = joint + helped @ joint
-    return _read(_some(joint, tape), where)
+    joint = _some(joint, tape)
+    # Without the identity it began with, which says only that every token is itself.
+    return _read(joint - torch.eye(joint.shape[-1], device=joint.device), where)
 
 
 def grad_cam(case: Case) -> Tensor:
@@ -107,8 +110,13 @@ def grad_cam(case: Case) -> Tensor:
     zero speak against the target; a map leaves them out, which is Grad-CAM's ReLU.
     """
     entered: list[Tensor] = []
-    modules = [m for m in case.model.modules() if isinstance(m, MultiHeadAttention)]
-    handles = [m.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0])) for m in modules]
+    modules, here = [m for m in case.model.modules() if isinstance(m, MultiHeadAttention)], get_ident()
+
+    def keep(_: object, inputs: tuple[Tensor, ...]) -> None:
+        if get_ident() == here:  # other threads may be running the model too
+            entered[:] = inputs[:1]
+
+    handles = [m.register_forward_pre_hook(keep) for m in modules]
     try:
         x = case.x.detach().clone().requires_grad_()
         with torch.enable_grad():
@@ -116,7 +124,7 @@ def grad_cam(case: Case) -> Tensor:
     finally:
         for handle in handles:
             handle.remove()
-    tokens = entered[-1]
+    (tokens,) = entered
     slopes = torch.autograd.grad(score, tokens)[0]
     placed = slice(len(case.where.prefix), None)
     tokens, slopes = tokens[:, placed].detach(), slopes[:, placed]
@@ -129,6 +137,8 @@ def integrated_gradients(case: Case, *, steps: int = 32, batch: int = 16) -> Ten
     Gauss–Legendre in `steps` points. Summed over each token's pixels and channels; all together they add
     up to the score's difference between the input and the mean picture (completeness).
     """
+    if steps < 1:
+        raise ConfigError(f"steps={steps} is too few", do="give at least 1")
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     points = torch.as_tensor((nodes + 1) / 2, dtype=case.x.dtype, device=case.x.device)
     weights = torch.as_tensor(weights / 2, dtype=case.x.dtype, device=case.x.device)

@@ -94,6 +94,8 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
 
 def _mover(neurons: list[int], spare: slice) -> Callable[..., Tensor]:
     def move(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
+        if hidden.shape[1] <= spare.stop:  # a lean pass: only the class token is left, and keeps what it has
+            return hidden
         hidden = hidden.clone()
         hidden[:, spare, neurons] = hidden[:, spare.stop :, neurons].amax(1, keepdim=True)
         hidden[:, spare.stop :, neurons] = 0

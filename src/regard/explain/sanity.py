@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.networks import Network
 
@@ -28,6 +28,9 @@ def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Netw
             if parameter.numel() > 1:
                 noise = torch.randn(parameter.shape, generator=draw).to(parameter.device)
                 parameter.copy_(parameter.mean() + parameter.std() * noise)
+        for module in twin.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_running_stats()
         twins.append(twin)
     return twins
 

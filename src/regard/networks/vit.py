@@ -62,7 +62,7 @@ STEMS = {"patch": PatchEmbed, "conv": ConvStem, "r50": HybridStem}
 class ViTOutput(NamedTuple):
     """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), normalised.
 
-    Of a `lean` model with a class token, `tokens` holds that one alone.
+    Of a lean pass of a model with a class token, `tokens` holds that one alone.
     """
 
     logits: Tensor
@@ -135,15 +135,18 @@ class ViT(Network):
         self.config = replace(self.config, classes=classes, head="linear")
         self.head = self._make_head(classes, "linear").to(self.norm.weight.device)
 
-    def forward(self, x: Tensor) -> ViTOutput:
-        """x (B, channels, *size): any size, its positions resampled if it is not the configured one."""
+    def forward(self, x: Tensor, *, lean: bool = False) -> ViTOutput:
+        """x (B, channels, *size): any size, its positions resampled if it is not the configured one.
+
+        `lean` sends only the class token through the last block (all, while a tape records).
+        """
         if x.ndim != 2 + len(self.config.patch) or x.shape[1] != self.config.channels:
             raise ConfigError(
                 f"an input of shape {tuple(x.shape)} does not fit: "
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
         tokens = self.embed(x)
-        alone = self.lean and self.class_token is not None and not recording()
+        alone = lean and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
             if self.checkpointing and self.training:

@@ -111,10 +111,10 @@ def _record(
             keys = q.detach().clone(), k.detach().clone()
             limits = None if mask is None else mask.detach(), None if bias is None else bias.detach()
             values = v.detach().clone() if tape._gradients and v is not None else None
-            call = _Call(tape._name, *keys, scale, *limits, causal, values, [])
+            call = _Call(tape._name, *keys, scale, *limits, causal, values, {})
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
-                out.register_hook(lambda gradient, call=call: call.arrived.append(gradient.detach()))
+                out.register_hook(lambda gradient, call=call: call.arrived.update(last=gradient.detach()))
 
 
 def recording() -> bool:
@@ -131,15 +131,16 @@ class _Call(NamedTuple):
     bias: Tensor | None
     causal: bool
     v: Tensor | None
-    arrived: list[Tensor]
-    """Gradients that came back to the output, one for each backward pass."""
+    arrived: dict[str, Tensor]
+    """Under "last", the gradient that came back to the output in the latest backward pass."""
 
 
 class Tape:
     """The queries and keys of a model's latest forward pass, and from them any head's exact weights.
 
     Layers are numbered in the order they ran; `names` says which module each one was. Only queries and
-    keys are kept, so a tape costs as much as two activations per layer and never a token × token matrix.
+    keys are kept (for gradients, values and what came back too), so a tape costs as much as two activations
+    a layer (four) and never a token × token matrix.
     """
 
     def __init__(self, gradients: bool = False) -> None:
@@ -158,7 +159,9 @@ class Tape:
     @property
     def nbytes(self) -> int:
         """What the tape holds, in bytes."""
-        held = (t for call in self._calls for t in (call.q, call.k, call.v, call.mask, call.bias, *call.arrived))
+        held = (
+            t for call in self._calls for t in (call.q, call.k, call.v, call.mask, call.bias, *call.arrived.values())
+        )
         return sum(t.nbytes for t in held if t is not None)
 
     def heads(self, layer: int) -> int:
@@ -223,7 +226,7 @@ class Tape:
 
     @staticmethod
     def _slopes(call: _Call, head: int) -> Tensor:
-        slopes = _precise(call.arrived[-1], head)
+        slopes = _precise(call.arrived["last"], head)
         if call.v is not None:
             slopes = slopes @ _precise(call.v, head).transpose(-2, -1)
         return slopes if slopes.ndim > 2 else slopes[None]

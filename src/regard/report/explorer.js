@@ -149,12 +149,15 @@
 
   async function show(number) {
     chosen.item = number;
+    let unpacked;
     try {
-      current = await unpack(items[number]);
+      unpacked = await unpack(items[number]);
     } catch (error) {
       part("says").textContent = "This browser cannot unpack the attention (" + error + "); a newer one can.";
       return;
     }
+    if (chosen.item !== number) return; // the reader has chosen another meanwhile
+    current = unpacked;
     offer();
     draw();
   }

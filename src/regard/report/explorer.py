@@ -26,7 +26,7 @@ def explorer(run: Run, items: list[dict[str, Any]]) -> str:
         else:
             about = f"{item['name']}: predicted {item['predicted']}, true {item['label']}"
             shown.append({"name": about, **record})
-    note = f"<p>Left out, to keep this page small: {escape('; '.join(missing))}.</p>" if missing else ""
+    note = f"<p>Not shown here: {escape('; '.join(missing))}.</p>" if missing else ""
     if not shown:
         return note
     # Inside a script only "<" could end it; as an escape it is the same string to JSON.

@@ -137,6 +137,8 @@ def _explanations(run: Run) -> str:
     if not (run.path / "explain" / "explanations.json").is_file():
         return ""
     images = run.read_json("explain/explanations.json")
+    if not all(isinstance(maps, list) for maps in images):
+        return "<h2>Why it decided so</h2><p>Explained by an earlier version, in a form this one does not show.</p>"
     pictures = []
     for number, maps in enumerate(images, start=1):
         png = base64.b64encode((run.path / "explain" / f"{number:02d}.png").read_bytes()).decode()
