@@ -23,6 +23,7 @@ from regard.data import (
     Preparation,
     Scan,
     checked,
+    find_images,
     fit_loses,
     open_source,
     read_image,
@@ -130,6 +131,10 @@ class Predictor:
     def __repr__(self) -> str:
         return f"Predictor({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
 
+    def prepare(self, image: Image) -> Tensor:
+        """What the network is given for an image, (1, channels, *size): fitted and normalised, on its device."""
+        return self.preparation(self._read(image)[1]).to(self.device)
+
     def predict(self, image: Image) -> Prediction:
         """The answer for one image: a path, a Pillow image, or pixels (channels, *size), uint8 or float in 0..1."""
         return next(self.predict_many([image]))
@@ -188,6 +193,7 @@ class Predictor:
 
         `registers` adds that many test-time registers and measures the norms again, where there are outliers.
         """
+        images = find_images([str(images)]) if isinstance(images, str | Path) else images
         pictures = [self.preparation.picture(self._read(image)[1]) for image in images]
         with Progress(quiet).bar("inspecting", len(pictures)) as tick:
             together = torch.stack(pictures) if pictures else None
@@ -319,7 +325,13 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     run.write_config(str(data), config, origins)
     write_text(run.path / "command.txt", (command or f"regard.train({str(data)!r}, **{settings!r})") + "\n")
     run.write_json("environment.json", _environment(device))
-    run.write_json("data.json", _describe(found, names, split_note, progress))
+    for count, what in (
+        (len(found.crossing(names)), "images stand"),
+        (len(found.parted(names)), "patients have images"),
+    ):
+        if count:
+            progress.say(f"warning: {count} {what} in more than one split (data.json lists them)")
+    run.write_json("data.json", found.to_json(names, split_note))
     run.write_rows("splits.csv", [
         {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d, "group": s.group or ""}
         for s, n, d in zip(source.samples, names, found.digests, strict=True)
@@ -411,38 +423,4 @@ def _environment(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "accelerator": accelerator,
         "threads": torch.get_num_threads(),
-    }
-
-
-def _describe(found: Scan, names: list[str], split_note: str, progress: Progress) -> dict[str, Any]:
-    """data.json: what the data is, to the last hash, and what is odd about it."""
-    crossing = found.crossing(names)
-    parted = found.parted(names)
-    for count, what in ((len(crossing), "images stand"), (len(parted), "patients (groups) have images")):
-        if count:
-            progress.say(f"warning: {count} {what} in more than one split (data.json lists them)")
-    source = found.source
-    counts = {name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test") if name in names}
-    for sample, name in zip(source.samples, names, strict=True):
-        counts[name][source.classes[sample.label]] += 1
-
-    def keys(groups: list[list[int]]) -> list[list[str]]:
-        return [[f"{names[i]}: {source.samples[i].key}" for i in group] for group in groups]
-
-    return {
-        "name": source.name,
-        "kind": source.kind,
-        "recognised_by": source.why,
-        "fingerprint": found.fingerprint(),
-        "classes": list(source.classes),
-        "counts": counts,
-        "splits": split_note,
-        "sizes": {"×".join(map(str, size)): n for size, n in found.sizes.most_common(20)},
-        "modes": dict(found.modes),
-        "ignored": list(source.ignored),
-        "duplicates": keys(found.duplicates()),
-        "leaks": keys(crossing),
-        "groups": len({sample.group for sample in source.samples} - {None}),
-        "parted_groups": parted,
-        "conflicting_labels": keys(found.conflicting()),
     }

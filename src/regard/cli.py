@@ -194,12 +194,12 @@ class Explain:
                 tick(number)
         for page in draw_pages(made, Path(self.out)) if made else ():
             print(page)
-        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random", "random weights (low)")
-        masked = ("inside mask",) if any(e.location for e in made) else ()
+        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random map", "like random weights (low)")
+        masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
         print(columns((*header, *masked, "verdict"), [
             (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.insertion:.3f}",
              f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", f"{e.likeness:+.2f}",
-             *(f"{e.location.share:.0%} of {e.location.area:.0%}" for _ in masked if e.location), e.verdict)
+             *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
             for e in made
         ]))  # fmt: skip
         _tell_failures(failed)

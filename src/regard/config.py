@@ -191,7 +191,7 @@ class RunConfig:
     drop_path: float | None = None
     """Stochastic depth at the last block, rising linearly from 0."""
     crop: Literal["none", "shift", "resized"] | None = None
-    """Random crops. Default: resized from 64 pixels on, shift (an eighth of the side) below, none in 3D."""
+    """Random crops. Default: resized for more than 64 pixels, else shift (an eighth of the side); none in 3D."""
     rotate: float = 0.0
     """Largest random rotation in degrees."""
     zoom: float = 0.0

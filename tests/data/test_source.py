@@ -1,10 +1,17 @@
 """Data is recognised, said why, and refused with the row or name that is wrong."""
 
+import dataclasses
+import os
+import signal
+import sys
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from regard.data import find_images, open_source, scan
+from regard.data.source import Files
 from regard.errors import DataError
 from tests.conftest import make_folder
 
@@ -276,3 +283,25 @@ def test_patients_are_known_under_their_usual_names(picture_folder, header):
 
 def test_unknown_patients_are_not_called_checked(picture_folder):
     assert "patients: not known" in scan(open_source(picture_folder)).describe()
+
+
+@dataclass(frozen=True)
+class Deadly(Files):
+    """One of its files kills whoever reads it, as a decoder with a fault would."""
+
+    def __call__(self, index):
+        if index == 300:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(index)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+def test_many_files_are_read_by_processes_and_one_that_dies_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    source = open_source(make_folder(tmp_path / "many", per_class=300, side=4))
+    few = scan(dataclasses.replace(source, samples=source.samples[:100]))
+    many = scan(source)
+    assert many.digests[:100] == few.digests
+    assert len(many.cache) == 600
+    with pytest.raises(DataError, match="was killed"):
+        scan(dataclasses.replace(source, reader=Deadly(source.reader.paths)))

@@ -251,7 +251,7 @@ def test_scores_know_the_cause_of_a_model_that_looks_at_one_patch():
     assert good.beaten > 0.8
     assert "better than" in good.verdict
     assert bad.beaten == 0
-    assert bad.verdict == "not clear of chance (better than 0 of 200 random maps): do not rely on it"
+    assert bad.verdict == "better than 0 of 200 random maps only: do not rely on it"
 
 
 def test_random_maps_score_at_chance():

@@ -7,9 +7,11 @@ from scipy.stats import spearmanr
 
 import regard
 from regard.data import Preparation, read_mask
-from regard.errors import ConfigError, DataError
-from regard.explain import METHODS, likeness, random_twins
+from regard.errors import ConfigError
+from regard.explain import METHODS, explain, faithfulness, likeness, random_twins
 from regard.explain.explanation import Method, locate
+from regard.geometry import TokenMap
+from regard.tasks import Classification
 
 
 def test_likeness_is_spearmans():
@@ -48,13 +50,43 @@ def test_a_map_of_the_picture_alone_fails_and_gets_a_badge(run_folder, digit_fil
     assert honest.badge is None
 
 
+def test_twins_forget_running_statistics_too():
+    model = regard.create("vit_nano", classes=3, size=16, stem="conv")
+    model(torch.randn(4, 3, 16, 16))
+    model.train()(torch.randn(4, 3, 16, 16))
+    for twin in random_twins(model):
+        assert all(v.unique().numel() == 1 for k, v in twin.state_dict().items() if "running" in k)
+
+
+def test_ties_and_constant_maps_know_nothing(run_folder, digit_files, monkeypatch):
+    """A map of zeros is no map, though the first patches in reading order might be the right ones."""
+    where = TokenMap((4, 4), (4, 4), (16, 16))
+    gains = [
+        faithfulness(lambda x: x[:, 0, :4].mean((1, 2)), torch.ones(1, 1, 16, 16), torch.zeros(16), where, seed=s).gain
+        for s in range(40)
+    ]
+    assert abs(sum(gains) / 40) < 0.15
+    monkeypatch.setitem(METHODS, "grad_cam", Method(lambda case: torch.zeros(1, 16), "model"))
+    nothing = regard.load(run_folder).explain(digit_files / "3.png", "grad_cam", mask=(0, 0, 4, 4))
+    assert nothing.verdict == "the map is the same everywhere and says nothing"
+    assert not nothing.trusted
+    assert nothing.location == (0.0, False, 0.25)
+
+
+def test_a_head_that_is_not_trained_cannot_be_tested():
+    model = regard.create("vit_nano", classes=3, size=16)
+    x = torch.randn(1, 3, 16, 16)
+    explained = explain(model, Classification(), x, x[0], "x", ("a", "b", "c"), method="rollout")
+    assert "cannot be tested" in explained.verdict
+    assert not explained.trusted
+
+
 def test_share_and_pointing_of_a_map():
     painted = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     mask = torch.tensor([[True, True], [True, False]])
     assert locate(painted, mask) == (pytest.approx(0.6), False, 0.75)
     assert locate(painted, ~mask) == (pytest.approx(0.4), True, 0.25)
-    with pytest.raises(ConfigError, match="empty"):
-        locate(painted, mask & ~mask)
+    assert locate(torch.zeros(2, 2), mask) == (0.0, False, 0.75)
 
 
 def test_masks_come_as_files_arrays_and_boxes(tmp_path):
@@ -69,7 +101,7 @@ def test_masks_come_as_files_arrays_and_boxes(tmp_path):
         ("no.png", "no such file"),
         (3, "no mask"),
     ):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(ConfigError, match=words):
             read_mask(wrong, (2, 3))
 
 
@@ -79,6 +111,12 @@ def test_a_mask_goes_the_way_of_the_picture():
     mask = torch.zeros(8, 16, dtype=torch.bool)
     mask[:4, 4:8] = True  # the upper left quarter of the central square
     assert preparation.region(mask).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    small, outside = torch.zeros(2, 80, 160, dtype=torch.bool)
+    small[41, 81] = outside[0, 0] = True  # one pixel of twenty; and one in the part cut off
+    assert preparation.region(small).nonzero().tolist() == [[2, 2]]
+    for mask, words in ((outside, "cut off"), (outside & small, "is empty")):
+        with pytest.raises(ConfigError, match=words):
+            preparation.region(mask)
 
 
 def test_location_is_reported_where_a_mask_is_given(run_folder, digit_files):
@@ -88,5 +126,5 @@ def test_location_is_reported_where_a_mask_is_given(run_folder, digit_files):
     assert explained.location.area == 0.5
     assert explained.location.share == pytest.approx(explained.map[:4].sum().item(), abs=1e-5)
     assert explained.to_json()["location"]["area"] == 0.5
-    with pytest.raises(DataError, match="box"):
+    with pytest.raises(ConfigError, match="box"):
         predictor.explain(digit_files / "0.png", mask=(0, 0, 9, 9))

@@ -99,7 +99,7 @@ def nano(**fields):
 def test_a_compiled_model_that_ran_before_still_fills_the_tape(way):
     model, x = nano(), torch.randn(2, 3, 16, 16)
     plain = nano()
-    compiled = torch.compile(model, backend="eager") if way == "torch.compile" else model
+    compiled = torch.compile(model, dynamic=False, backend="eager") if way == "torch.compile" else model
     if way == "module.compile":
         model.compile(backend="eager")
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_a_compiled_model_that_ran_before_still_fills_the_tape(way):
 
 def test_capturing_the_inner_model_while_the_compiled_one_runs():
     model, x = nano(), torch.randn(1, 3, 16, 16)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, dynamic=False, backend="eager")
     compiled(x)
     with capture(model) as tape:
         compiled(x)

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from regard.data.augment import normalise, to_float
 from regard.data.random import order, uniforms
-from regard.data.scanner import Scan
+from regard.data.scanner import CACHE_BYTES, Scan
 from regard.data.source import Source
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 
 
 class Batch(NamedTuple):
@@ -143,8 +143,9 @@ class Loader:
         self.images, self.order, self.batch = images, _Order(np.array(index, dtype=np.int64), batch, shuffle), batch
         self.stacked: Batch | None = None
         self.loader: DataLoader[Any] | None = None
-        if images.scan.cache and not images.crop:
-            self.stacked = collate([images[0, i] for i in index]) if index else None
+        fitted = len(index) * images.channels * math.prod(images.size)
+        if images.scan.cache and not images.crop and index and fitted <= CACHE_BYTES:
+            self.stacked = collate([images[0, i] for i in index])
             self.sorted = np.argsort(self.order.index)
         elif workers:
             # A generator of its own keeps the loader from drawing on (and so changing) the global one.
@@ -215,8 +216,15 @@ class Preparation:
         return to_float(fit(with_channels(pixels, self.channels), self.size))
 
     def region(self, mask: Tensor) -> Tensor:
-        """A mask as large as the decoded picture, as it lies on the network's input: true inside, (*size)."""
-        return fit(mask[None].float(), self.size)[0] >= 0.5
+        """A mask as large as the decoded picture, as it lies on the network's input: true inside, (*size).
+
+        What is smaller than a pixel of the input still marks the pixels it touches most.
+        """
+        share = fit(mask[None].float(), self.size)[0]
+        if share.max() <= 0:
+            what = "is empty" if not mask.any() else "lies in the part that is cut off: inputs are cut at the centre"
+            raise ConfigError(f"the mask {what}", do="mark something that the network sees")
+        return share >= min(0.5, float(share.max()) / 2)
 
     def normalised(self, pictures: Tensor) -> Tensor:
         return normalise(pictures, self.mean, self.std)

@@ -6,18 +6,21 @@ import hashlib
 import multiprocessing
 import os
 import signal
-from collections import Counter, defaultdict
+import sys
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.source import Source
+from regard.data.source import Files, Source
 from regard.errors import DataError
 
 CACHE_SIDE = 96
@@ -101,6 +104,34 @@ class Scan:
             parts.append(f"images without a patient or group, each taken to stand alone: {without}")
         return "\n".join(parts)
 
+    def to_json(self, splits: list[str], split_note: str) -> dict[str, Any]:
+        """data.json: what the data is, to the last hash, and what is odd about it."""
+        source = self.source
+        counts = {name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test") if name in splits}
+        for sample, name in zip(source.samples, splits, strict=True):
+            counts[name][source.classes[sample.label]] += 1
+
+        def keys(groups: list[list[int]]) -> list[list[str]]:
+            return [[f"{splits[i]}: {source.samples[i].key}" for i in group] for group in groups]
+
+        return {
+            "name": source.name,
+            "kind": source.kind,
+            "recognised_by": source.why,
+            "fingerprint": self.fingerprint(),
+            "classes": list(source.classes),
+            "counts": counts,
+            "splits": split_note,
+            "sizes": {"×".join(map(str, size)): n for size, n in self.sizes.most_common(20)},
+            "modes": dict(self.modes),
+            "ignored": list(source.ignored),
+            "duplicates": keys(self.duplicates()),
+            "leaks": keys(self.crossing(splits)),
+            "groups": len({sample.group for sample in source.samples} - {None}),
+            "parted_groups": self.parted(splits),
+            "conflicting_labels": keys(self.conflicting()),
+        }
+
     def require_readable(self) -> None:
         if self.unreadable:
             lines = "\n".join(f"    {key}: {why}" for key, why in self.unreadable[:10])
@@ -152,13 +183,40 @@ def _look(source: Source, index: int) -> _Look:
 
 def _looks(source: Source, total: int) -> Iterator[_Look]:
     """Looks at every sample, in order. Small pictures are decoded by processes: threads only wait for each other."""
-    cores = os.cpu_count() or 1
-    if total < 500 or cores == 1 or multiprocessing.get_start_method() != "fork":
-        with ThreadPool(cores) as threads:
-            yield from threads.imap(partial(_look, source), range(total))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
+    parent = not multiprocessing.current_process().daemon  # a daemon may have no children
+    parts = [range(n, min(n + 32, total)) for n in range(0, total, 32)]
+    if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
+        with ThreadPoolExecutor(cores) as threads:
+            yield from _ordered(threads, partial(_look_at, source), parts)
         return
-    with multiprocessing.Pool(cores, _begin, (source,)) as processes:
-        yield from processes.imap(_look_here, range(total), chunksize=32)
+    fork = multiprocessing.get_context("fork")
+    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_begin, initargs=(source,))
+    try:
+        yield from _ordered(processes, _look_here, parts)
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that read images was killed, by a damaged file or for want of memory",
+            where=source.name,
+            do="free memory and run again; if it happens again, look for the file with a few images at a time",
+        ) from None
+    finally:
+        processes.shutdown(wait=False, cancel_futures=True)
+
+
+def _ordered(pool: Executor, work: Callable[[range], list[_Look]], parts: list[range]) -> Iterator[_Look]:
+    """Results in order with only a few parts in flight, so that a large data set does not fill memory."""
+    waiting = deque(pool.submit(work, part) for part in parts[:64])
+    for n in range(len(parts)):
+        result = waiting.popleft().result()
+        if n + 64 < len(parts):
+            waiting.append(pool.submit(work, parts[n + 64]))
+        yield from result
+
+
+def _look_at(source: Source, part: range) -> list[_Look]:
+    return [_look(source, index) for index in part]
 
 
 _HERE: list[Source] = []  # in a process of the pool: what it reads from
@@ -170,5 +228,5 @@ def _begin(source: Source) -> None:
     _HERE[:] = [source]
 
 
-def _look_here(index: int) -> _Look:
-    return _look(_HERE[0], index)
+def _look_here(part: range) -> list[_Look]:
+    return _look_at(_HERE[0], part)

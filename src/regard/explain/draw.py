@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DPI = 130
 ROWS = 12
+OUTLINE = "#D55E00"
 ENDINGS = (".png", ".svg", ".pdf")
 
 
@@ -35,13 +36,14 @@ def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
 
 @style()
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
-    """One row an explanation: input, input dimmed where the map is low (the paper's way), map."""
+    """One row an explanation: input, input dimmed where the map is low (the paper's way), map; the verdict above."""
     check_ending(path)
     rows = len(explanations)
-    figure = canvas(8.2, 0.45 + 2.75 * rows, background="white")
+    figure = canvas(8.2, 0.3 + 3.05 * rows, background="white")
     axes = figure.subplots(rows, 3, squeeze=False)
-    for (left, middle, right), item in zip(axes, explanations, strict=True):
-        picture, values, part = _slice(item)
+    for row, item in zip(axes, explanations, strict=True):
+        left, middle, right = row
+        picture, values, mask, part = _slice(item)
         light = values / max(values.max(), 1e-12)
         grey = picture.shape[-1] == 1
         colours = {"cmap": "gray", "vmin": 0, "vmax": 1} if grey else {}
@@ -49,21 +51,38 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         left.imshow(shape, **colours)
         middle.imshow(shape * (0.12 + 0.88 * (light if grey else light[..., None])), **colours)
         painted = right.imshow(values * item.map.numel(), cmap="viridis", vmin=0)
-        bar = figure.colorbar(painted, ax=right, shrink=0.85)
+        bar = figure.colorbar(painted, ax=right, shrink=0.85, format="%4.1f")
         bar.set_label("times the average", fontsize=8)
         bar.ax.tick_params(labelsize=7)
         truth = "" if item.label is None else f" (true: {item.label})"
-        left.set_title(f"input{part}", fontsize=9)
-        left.set_xlabel(f"{_short(item.prediction.name)}{truth}", fontsize=8)
-        middle.set_title("dimmed by the map", fontsize=9)
+        left.set_xlabel(f"{_short(item.prediction.name)}{truth}{part}", fontsize=8)
         middle.set_xlabel(f"predicted {item.prediction.label} ({item.prediction.confidence:.1%})", fontsize=8)
-        right.set_title(_title(item), fontsize=9)
-        right.set_xlabel(_scores(item), fontsize=8, color="black" if item.badge is None else "#b34700")
-        for ax in (left, middle, right):
+        right.set_xlabel(_scores(item), fontsize=8)
+        left.set_title(" \n ", fontsize=9)  # room for the two lines that follow, which are wider than this panel
+        for points, text, colour in ((18, _title(item), "black"), (5, item.verdict, _colour(item))):
+            line = left.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", fontsize=9, color=colour)
+            line.set_in_layout(False)
+        for ax in row:
             ax.set_xticks([])
             ax.set_yticks([])
+            if mask is not None:
+                _outline(ax, mask)
     write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
     return path
+
+
+def _outline(ax: Any, mask: np.ndarray, fine: int = 8) -> None:
+    """A line around a mask along its pixels' edges: drawn finer than they are, so that corners stay corners."""
+    field = np.pad(mask, 1).repeat(fine, 0).repeat(fine, 1)
+    rows, columns = ((np.arange(n) + 0.5) / fine - 1.5 for n in field.shape)
+    limits = ax.get_xlim(), ax.get_ylim()
+    ax.contour(columns, rows, field, levels=[0.5], colors=OUTLINE, linewidths=1.5)
+    ax.set(xlim=limits[0], ylim=limits[1])
+
+
+def _colour(item: Explanation) -> str:
+    """Green for a map that passes its checks, orange for one that does not."""
+    return "#006b4e" if item.trusted else "#b34700"
 
 
 def _title(item: Explanation) -> str:
@@ -73,30 +92,28 @@ def _title(item: Explanation) -> str:
 
 def _scores(item: Explanation) -> str:
     scores = item.scores
-    lines = [f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}"]
-    if item.location is not None:
-        peak = "peak inside" if item.location.pointing else "peak outside"
-        lines.append(f"{item.location.share:.0%} inside the mask ({item.location.area:.0%} of the picture), {peak}")
-    if item.badge is not None:
-        lines.append("much the same with random weights")
-    return "\n".join(lines)
+    text = f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}"
+    if item.location is None:
+        return text
+    peak = "peak inside" if item.location.pointing else "peak outside"
+    return f"{text}\n{item.location.share:.0%} of the map on {item.location.area:.0%} of the picture, {peak}"
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 34 else "…" + name[-33:]
 
 
-def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray, str]:
-    """(H, W, channels) and (H, W); of a volume, the slice where the map peaks, and which one that is."""
-    picture, values, part = item.picture, item.map, ""
+def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
+    """Picture (H, W, channels), map and mask (H, W); of a volume, the slice where the map peaks, and which that is."""
+    picture, values, mask, part = item.picture, item.map, item.mask, ""
     if values.ndim == 3:
         weight, content = values.sum((1, 2)), picture.flatten(2).std(2).sum(0)
         depth = int(content.masked_fill(weight < 0.999 * weight.max(), -1.0).argmax())  # the fullest that peaks
         part = f", slice {depth + 1} of {len(values)}"
-        picture, values = picture[:, depth], values[depth]
+        picture, values, mask = picture[:, depth], values[depth], None if mask is None else mask[depth]
     if values.ndim == 1:
-        picture, values = picture[:, None], values[None]
-    return _numpy(picture).transpose(1, 2, 0), _numpy(values), part
+        picture, values, mask = picture[:, None], values[None], None
+    return _numpy(picture).transpose(1, 2, 0), _numpy(values), None if mask is None else _numpy(mask), part
 
 
 def _numpy(x: Tensor) -> np.ndarray:

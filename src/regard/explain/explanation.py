@@ -85,8 +85,10 @@ class Explanation:
     picture: Tensor
     """What the network saw: (channels, *size) in 0..1."""
     where: TokenMap
+    mask: Tensor | None = None
+    """Where the cause is known to lie, (*size), if that was given."""
     location: Location | None = None
-    """Where a mask or box was given."""
+    """How the map lies to it."""
     label: str | None = None
     """The true class, where it is known."""
 
@@ -96,6 +98,11 @@ class Explanation:
         if self.likeness <= ALIKE:
             return None
         return "fails the randomisation check: much the same with random weights, so not about the model"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the map passes both of its checks."""
+        return self.badge is None and self.scores.trusted and bool(self.tokens.max() > self.tokens.min())
 
     @property
     def verdict(self) -> str:
@@ -126,6 +133,7 @@ class Explanation:
             "likeness": round(self.likeness, 4),
             "location": None if self.location is None else self.location._asdict(),
             "verdict": self.verdict,
+            "trusted": self.trusted,
             "grid": list(self.where.grid),
             "tokens": [round(v, 6) for v in self.tokens.tolist()],
         }
@@ -201,6 +209,7 @@ def explain(
         likeness=sum(likeness(values, other) for other in others) / max(len(others), 1),
         picture=picture,
         where=where,
+        mask=mask,
         location=None if mask is None else locate(painted, mask),
     )
 

@@ -38,11 +38,21 @@ class Faithfulness:
         return self.insertion - self.deletion
 
     @property
+    def trusted(self) -> bool:
+        """Whether the gain exceeds that of random maps by two deviations."""
+        return self.gain > max(2 * self.random_spread, 1e-4)
+
+    @property
     def verdict(self) -> str:
-        """In words, whether to believe the map: its gain must exceed that of chance by two deviations."""
+        """In words, whether to believe the map: its gain must exceed that of random maps by two deviations."""
+        if max(self.insertion_curve + self.deletion_curve) - min(self.insertion_curve + self.deletion_curve) < 1e-4:
+            return "cannot be tested: the probability never moves, as of a head that is not trained"
         better = f"better than {round(self.beaten * self.maps)} of {self.maps} random maps"
-        clear = self.gain > 2 * self.random_spread
-        return better if clear else f"not clear of chance ({better}): do not rely on it"
+        if self.trusted:
+            return better
+        if self.beaten == 1:
+            return f"{better}, but by less than two of their deviations: uncertain"
+        return f"{better} only: do not rely on it"
 
 
 @torch.inference_mode()

@@ -162,7 +162,10 @@ def _mean_of_present(each: np.ndarray) -> np.ndarray:
 
 
 def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """AUROC of one class for each row of sample weights (small whole numbers, so float32 holds every sum)."""
+    """AUROC of one class for each row of sample weights (small whole numbers).
+
+    float32 holds their sums exactly up to 2²⁴, which is more than are ever resampled.
+    """
     rank = np.argsort(score, kind="stable")
     weights, up_here = weights.astype(np.float32)[:, rank], positive[rank]
     starts = np.flatnonzero(np.r_[True, np.diff(score[rank]) > 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from typing import Any
 
 from regard.config import Origin, RunConfig, change, to_dict
@@ -74,7 +75,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
     crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
     in_memory = bool(scan.cache) and (config.crop or crop) != "resized"
     # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
-    forks = multiprocessing.get_start_method() == "fork"
+    forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     workers = min(8, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
     return {
         "size": size,

@@ -143,7 +143,11 @@ def _explanations(run: Run) -> str:
     for number, maps in enumerate(images, start=1):
         png = base64.b64encode((run.path / "explain" / f"{number:02d}.png").read_bytes()).decode()
         name, word = escape(maps[0]["name"]), "right" if maps[0]["predicted"] == maps[0]["label"] else "wrong"
-        verdicts = "".join(f"<br>{escape(item['method'])}: {escape(item['verdict'])}" for item in maps)
+        verdicts = "".join(
+            f'<br>{escape(item["method"])}: <span class="{"right" if item["trusted"] else "wrong"}">'
+            f"{escape(item['verdict'])}</span>"
+            for item in maps
+        )
         pictures.append(
             f'<figure class="card"><figcaption><b class="{word}">{word}</b> {name}{verdicts}</figcaption>'
             f'<img alt="input and maps of {name}" src="data:image/png;base64,{png}"></figure>'

@@ -19,6 +19,7 @@ from regard.tasks import Task
 from regard.training.optim import Average, learning_rate
 from regard.training.step import Step, mixed
 
+AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
 SAVE_EVERY = 30.0  # seconds: an epoch may take one, and writing weights to disk as long
 
 
@@ -128,7 +129,8 @@ class _Shelf:
 
 def batches(loader: Loader, augment: Augmenter, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented images and soft targets. On a GPU many batches are augmented at once: a few launches, not many."""
-    together = 16 if device.type == "cuda" else 1
+    pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
+    together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
     step = 0
     for some in loader.epoch(epoch, together):
         images = augment.images(some.images.to(device, non_blocking=True), some.numbers, epoch)

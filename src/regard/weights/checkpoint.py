@@ -39,6 +39,7 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(aside)
+        aside.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner may read
         with aside.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -50,6 +51,12 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
             do = "choose a folder you may write to" if denied else "make room on the disk and run again"
             raise RunError(f"the file could not be written: {error}{kept}", where=path, do=do) from None
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
