@@ -218,13 +218,13 @@ class Preparation:
     def region(self, mask: Tensor) -> Tensor:
         """A mask as large as the decoded picture, as it lies on the network's input: true inside, (*size).
 
-        What is smaller than a pixel of the input still marks the pixels it touches most.
+        What is smaller than a pixel of the input still marks the one it touches most.
         """
         share = fit(mask[None].float(), self.size)[0]
         if share.max() <= 0:
             what = "is empty" if not mask.any() else "lies in the part that is cut off: inputs are cut at the centre"
             raise ConfigError(f"the mask {what}", do="mark something that the network sees")
-        return share >= min(0.5, float(share.max()) / 2)
+        return share >= min(0.5, float(share.max()))
 
     def normalised(self, pictures: Tensor) -> Tensor:
         return normalise(pictures, self.mean, self.std)
