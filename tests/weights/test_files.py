@@ -269,7 +269,7 @@ NONSENSE = (
 )
 
 
-@pytest.mark.parametrize("settings", NONSENSE)
+@pytest.mark.parametrize("settings", NONSENSE, ids=lambda text: text[:60])
 def test_a_config_beside_the_file_that_makes_no_sense(settings, tmp_path):
     from regard.weights.names import HF
 
@@ -293,3 +293,10 @@ def test_a_convert_never_writes_over_and_refuses_before_reading(tmp_path):
         convert(tmp_path / "w.safetensors", tmp_path / "w.pth", to="google")
     with pytest.raises(RegardError, match="did you mean timm"):
         convert(tmp_path / "w.safetensors", tmp_path / "x.safetensors", to="tim")
+    '{"model_type": "vit", "layer_norm_eps": 0}',
+    '{"model_type": "vit", "layer_norm_eps": -1e-6}',
+    '{"model_type": "vit", "layer_norm_eps": NaN}',
+    '{"model_type": "vit", "layer_norm_eps": 1' + "0" * 400 + "}",
+    '{"model_type": "vit", "image_size": ' + "9" * 5000 + "}",
+    '{"model_type": ' + "[" * 100_000,
+    '{"model_type": "' + "x" * 2**24 + '"}',
