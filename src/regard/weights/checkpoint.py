@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.config import make
 from regard.data import Preparation
-from regard.errors import RunError, did_you_mean
+from regard.errors import RunError
 
 FORMAT = "regard-1"
 
@@ -65,22 +65,6 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights.items()}
     metadata = {"format": FORMAT, "regard": json.dumps(about)}
     write_aside(path, lambda aside: save_file(tensors, aside, metadata=metadata))
-
-
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint of ours; anything else is an error, and nothing in a file can run."""
-    from safetensors import safe_open
-
-    if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
-        raise RunError("there is no such checkpoint", where=path, do=near)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (_safetensors_error(), OSError) as error:
-        raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
-    return parse_checkpoint(metadata, weights, path)
 
 
 def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], path: Path) -> Checkpoint:

@@ -30,6 +30,7 @@ FOLDER_FILES = (
 )  # fmt: skip
 
 
+"""What a folder of weights holds, as transformers writes it: one of these, and a config.json."""
 @dataclass(frozen=True)
 class Opened:
     """A weights file's tensors by their own names, and what else is known about it."""
@@ -46,14 +47,8 @@ class Opened:
     """Entries of the file that are no weights (an optimizer, a step count)."""
 
 
-def open_file(path: str | Path) -> Opened:
-    """Tensors of a file, or of a folder with config.json and weights as transformers writes it."""
-    path = Path(path).expanduser()
-    if path.is_dir():
-        found = [path / name for name in FOLDER_FILES if (path / name).is_file()]
-        if not found:
-            raise RunError("the folder holds no weights", where=path, do=f"it needs one of {', '.join(FOLDER_FILES)}")
-        path = found[0]
+def open_file(path: Path) -> Opened:
+    """Tensors of a file, or of the files that an index lists."""
     if not path.is_file():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
         raise RunError("there is no such file or run", where=path, do=near)
@@ -62,6 +57,7 @@ def open_file(path: str | Path) -> Opened:
     else:
         values, metadata = _read(path)
     tensors, left = _unwrap(values, path)
+        _check_archives([path])
     settings = _beside(path, "config.json")
     settings = settings if {"model_type", "pretrained_cfg"} & set(settings) else {}  # another config.json is none of it
     return Opened(path, tensors, metadata, settings, _beside(path, "preprocessor_config.json"), left)

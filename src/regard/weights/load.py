@@ -22,9 +22,9 @@ from regard.geometry import grid_of, per_axis
 from regard.networks import Network
 from regard.networks.vit import VARIANTS, configure
 from regard.nn.patches import resample_grid
-from regard.weights.checkpoint import FORMAT, Checkpoint, parse_checkpoint
-from regard.weights.files import open_file
-from regard.weights.foreign import class_names, preparation_for, read_foreign, recognise
+from regard.weights.checkpoint import Checkpoint, parse_checkpoint
+from regard.weights.files import FOLDER_FILES, open_file
+from regard.weights.foreign import class_names, preparation_for, read_foreign, recognise, require_floats
 from regard.weights.notes import LoadReport, Notes, unlike
 from regard.weights.run import Run
 
@@ -67,9 +67,14 @@ def open_weights(
 def find_file(path: str | Path) -> Path:
     """The file meant by a path: a run folder means its best checkpoint."""
     path = Path(path).expanduser()
-    if path.is_dir() and not any(path.glob("*.safetensors*")) and not any(path.glob("*.bin*")):
-        return Run.open(path).checkpoint()
-    return path
+    if not path.is_dir():
+        return path
+    held = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+    best = held[0] if held else Run.open(path).checkpoint()
+    if not best.is_file():
+        do = f"give a run that has finished an epoch, or a folder with one of {', '.join(FOLDER_FILES)}"
+        raise RunError("the folder holds no weights", where=path, do=do)
+    return best
 
 
 def _prepare_for(target: ViTConfig, preparation: Preparation) -> Preparation:
