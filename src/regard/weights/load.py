@@ -57,7 +57,7 @@ def open_weights(
     called = called or name_of(target)
     _require_same(state, config, target, _meta(called, to_dict(target), where), where)
     _require_finite(state, where)
-    notes.unused += [f"{entry} (no weights)" for entry in opened.left]
+    notes.unused += opened.left
     numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
     told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
     report = LoadReport(str(path), label, numbers, *map(tuple, told))
