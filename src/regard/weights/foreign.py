@@ -15,7 +15,7 @@ from regard.config import ViTConfig, make
 from regard.data import Preparation
 from regard.errors import RunError
 from regard.geometry import grid_of, per_axis
-from regard.networks.vit import configure
+from regard.networks.vit import SIZES, configure
 from regard.weights.files import Opened
 from regard.weights.names import FORMATS, HF, HF_DINOV2, IMAGENET, NAMES, Format, detect
 from regard.weights.notes import Notes, shortened, unlike
@@ -115,7 +115,7 @@ def _infer(
             "classes": 1000 if final is None else len(final),
             "width": width,
             "depth": depth,
-            "heads": _heads(state, opened, found, name, fields, notes),
+            "heads": _heads(state, opened, name, fields, notes),
             "mlp": len(state["blocks.0.mlp.up.weight"]),
             "pool": "class" if "class_token" in state or found.needs_class else "mean",
             "registers": len(state["registers"]) if "registers" in state else 0,
@@ -128,10 +128,8 @@ def _infer(
     )
 
 
-def _heads(
-    state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
-) -> int:
-    """Read where the file or the config.json beside it says; else the name's; else the papers' rule."""
+def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: dict[str, Any], notes: Notes) -> int:
+    """Read where the file or the config.json beside it says; else the name's; else those of a known size."""
     if "num_attention_heads" in opened.settings:
         return opened.settings["num_attention_heads"]
     for key, tensor in opened.tensors.items():
@@ -141,14 +139,20 @@ def _heads(
         return fields["heads"]
     if name is not None:
         return configure(name).heads
-    width = len(state["norm.weight"])
+    width, mlp = len(state["norm.weight"]), len(state["blocks.0.mlp.up.weight"])
+    known = {size: heads for size, (w, _, heads, m) in SIZES.items() if (w, m) == (width, mlp)}
+    if known:
+        (size, heads), *others = known.items()  # of two such sizes the usual one stands first
+        but = "".join(f" (ViT-{other} has {n}: give heads= or a name)" for other, n in others)
+        notes.assumed.append(f"{heads} heads, as ViT-{size} has{but}: the file does not say")
+        return heads
     if width % 64:
         raise RunError(
             f"the file does not say how many heads share its width of {width}",
             where=opened.path,
             do="give heads= or a name",
         )
-    notes.assumed.append(f"{width // 64} heads of 64, as in the papers: the file does not say")
+    notes.assumed.append(f"{width // 64} heads of 64, as most have: neither the file nor a known size says")
     return width // 64
 
 
