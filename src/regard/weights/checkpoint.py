@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,8 +78,10 @@ def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], pa
         preparation = make(Preparation, about["preparation"], path)
         if config["depth"] > len(weights) or config["classes"] != len(classes):
             raise ValueError("settings and weights do not fit together")
+        if len(set(classes)) < len(classes):
+            raise ValueError(f"two classes are called {Counter(classes).most_common(1)[0][0]!r}")
         return Checkpoint(str(about["model"]), config, classes, preparation, about["progress"], weights)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -219,9 +220,13 @@ def _read_head(state: dict[str, Tensor], found: Format, notes: Notes) -> None:
 
 def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
     labels = opened.settings.get("id2label")
-    if isinstance(labels, dict) and set(labels) == set(map(str, range(classes))):
-        return tuple(str(labels[str(n)]) for n in range(classes))
-    return tuple(map(str, range(classes)))
+    if not isinstance(labels, dict) or set(labels) != set(map(str, range(classes))):
+        return tuple(map(str, range(classes)))
+    names = [str(labels[str(n)]) for n in range(classes)]
+    while len(set(names)) < classes:  # again if what a number makes of a name was another's
+        times = Counter(names)
+        names = [f"{name} ({n})" if times[name] > 1 else name for n, name in enumerate(names)]
+    return tuple(names)
 
 
 def _numbers(value: Any, count: int) -> bool:
