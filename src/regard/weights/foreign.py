@@ -240,7 +240,9 @@ def preparation_for(opened: Opened, found: Format, config: ViTConfig, notes: Not
     """How its images are normalised: as the files beside it say, else as usual for the format."""
     beside = opened.preprocessor or _timm_settings(opened)
     said: list[Any] = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
-    if all(_numbers(v, config.channels) for v in said) and min(said[1]) > 0:
+    if not beside.get("do_normalize", True):
+        mean, std = (0.0,) * config.channels, (1.0,) * config.channels
+    elif all(_numbers(v, config.channels) for v in said) and min(said[1]) > 0:
         mean, std = (tuple(map(float, v)) for v in said)
     else:
         mean, std = IMAGENET if opened.settings.get("model_type") == "deit" else found.statistics
@@ -248,3 +250,9 @@ def preparation_for(opened: Opened, found: Format, config: ViTConfig, notes: Not
             mean, std = ((sum(v) / len(v),) * config.channels for v in (mean, std))
         notes.assumed.append(f"images are normalised by mean {mean} and deviation {std}, as usual for {found.name}")
     return Preparation(config.size, config.channels, mean, std)
+    factor = beside.get("rescale_factor", 1 / 255) if beside.get("do_rescale", True) else 1
+    if not _numbers([factor], 1) or factor < 1e-6:
+        raise RunError(f"rescale_factor cannot be {factor!r}", where=opened.path.with_name("preprocessor_config.json"))
+    if abs(255 * factor - 1) > 1e-3:  # theirs is of pixels in 0..255, ours in 0..1: (255 f x - m) / s
+        mean, std = (tuple(n / (255 * factor) for n in v) for v in (mean, std))
+        notes.changed.append(f"pixels are not divided by 255 but times {factor:g}: as mean {mean}, deviation {std}")
