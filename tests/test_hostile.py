@@ -96,7 +96,7 @@ def test_a_failed_save_leaves_the_last_good_checkpoint(run_folder, tmp_path, mon
     import safetensors.torch
 
     from regard.errors import RunError
-    from regard.weights import load_checkpoint, save_checkpoint
+    from regard.weights import open_weights, save_checkpoint
 
     path = tmp_path / "best.safetensors"
     shutil.copy(run_folder / "checkpoints" / "best.safetensors", path)
@@ -108,7 +108,7 @@ def test_a_failed_save_leaves_the_last_good_checkpoint(run_folder, tmp_path, mon
 
     monkeypatch.setattr(safetensors.torch, "save_file", half)
     with pytest.raises(RunError, match=r"No space left.*earlier file is unharmed"):
-        save_checkpoint(path, load_checkpoint(path))
+        save_checkpoint(path, open_weights(path)[0])
     assert path.read_bytes() == good
     assert [p.name for p in tmp_path.iterdir()] == ["best.safetensors"]
 

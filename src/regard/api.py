@@ -100,9 +100,13 @@ def create(
     return model
 
 
-def load(path: str | Path, device: str = "auto", quiet: bool = False) -> Predictor:
-    """A predictor from a run folder (its best weights) or from a weights file; on a GPU if there is one."""
-    checkpoint, report = open_weights(path)
+def load(path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None) -> Predictor:
+    """A predictor from a run folder (its best weights) or from a weights file; on a GPU if there is one.
+
+    `heads` is for files that do not say how many they have.
+    """
+    given: dict[str, Any] = {} if heads is None else {"heads": heads}
+    checkpoint, report = open_weights(path, **given)
     for line in report.lines() if report.format != "regard" else ():
         Progress(quiet).say(line)
     return Predictor(checkpoint, torch.device(pick_device(device)))

@@ -291,7 +291,7 @@ class Convert:
             "heads": self.heads,
             "size": self.size[0] if self.size and len(self.size) == 1 else self.size,
         }
-        fields = {name: value for name, value in fields.items() if value}
+        fields = {name: value for name, value in fields.items() if value is not None}
         report, written = convert(self.file, self.out, self.to, self.model, self.classes, **fields)
         print(*report.lines(), sep="\n")
         print(f"{self.out}: {self.to} names, {'; '.join(written)}")

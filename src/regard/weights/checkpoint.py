@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from regard.config import make
 from regard.data import Preparation
-from regard.errors import RunError, did_you_mean
+from regard.errors import RunError
 
 FORMAT = "regard-1"
 
@@ -74,22 +75,6 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     write_aside(path, lambda aside: save_file(tensors, aside, metadata=metadata))
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint of ours; anything else is an error, and nothing in a file can run."""
-    from safetensors import safe_open
-
-    if not path.is_file():
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
-        raise RunError("there is no such checkpoint", where=path, do=near)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (_safetensors_error(), OSError) as error:
-        raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
-    return parse_checkpoint(metadata, weights, path)
-
-
 def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], path: Path) -> Checkpoint:
     """A checkpoint from what a safetensors file holds."""
     if metadata.get("format") != FORMAT:
@@ -100,8 +85,10 @@ def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], pa
         preparation = make(Preparation, about["preparation"], path)
         if config["depth"] > len(weights) or config["classes"] != len(classes):
             raise ValueError("settings and weights do not fit together")
+        if len(set(classes)) < len(classes):
+            raise ValueError(f"two classes are called {Counter(classes).most_common(1)[0][0]!r}")
         return Checkpoint(str(about["model"]), config, classes, preparation, about["progress"], weights)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
 
 

@@ -47,7 +47,7 @@ def require_writable(out: Path, to: str) -> None:
         raise ConfigError(f"there is no format called {to!r}", do=did_you_mean(to, NAMES))
     if out.exists() and (not out.is_dir() or to != "hf" or any(out.iterdir())):
         raise RunError("the file exists already", where=out, do="choose another name; nothing is written over")
-    if out.suffix != ENDINGS[to]:
+    if out.suffix != ENDINGS[to] and (ENDINGS[to] or out.suffix in ENDINGS.values()):  # a folder's name may have dots
         kind = f"a {ENDINGS[to]} file" if ENDINGS[to] else "a folder (config.json and model.safetensors)"
         raise ConfigError(f"{to} weights are written as {kind}, and {out.name!r} is not one")
 

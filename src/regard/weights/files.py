@@ -22,12 +22,15 @@ MOST_ENTRIES = 20_000
 """Largest number of tensors or archive members; the largest ViTs have about two thousand."""
 SURE = 2**30
 """Bytes an archive may always unpack to; beyond that, no more than twenty times its own size."""
+MOST_SHARED = 4
+"""Times that tensors may share the same memory, as tied layers do."""
 
 # Where training scripts put the weights among other things; the first that is there is taken.
 CONTAINERS = ("state_dict", "model", "model_state_dict", "teacher", "student", "module", "model_ema", "state_dict_ema")
 FOLDER_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
+"""What a folder of weights holds, as transformers writes it: one of these, and a config.json."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +46,18 @@ class Opened:
     preprocessor: dict[str, Any] = field(default_factory=dict)
     """The preprocessor_config.json beside it."""
     left: tuple[str, ...] = ()
-    """Entries of the file that are no weights (an optimizer, a step count)."""
+    """Entries of the file beside the weights (an optimizer, a step count, other weights), in words."""
 
 
-def open_file(path: str | Path) -> Opened:
-    """Tensors of a file, or of a folder with config.json and weights as transformers writes it."""
-    path = Path(path).expanduser()
-    if path.is_dir():
-        found = [path / name for name in FOLDER_FILES if (path / name).is_file()]
-        if not found:
-            raise RunError("the folder holds no weights", where=path, do=f"it needs one of {', '.join(FOLDER_FILES)}")
-        path = found[0]
+def open_file(path: Path) -> Opened:
+    """Tensors of a file, or of the files that an index lists."""
     if not path.is_file():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
         raise RunError("there is no such file or run", where=path, do=near)
     if path.name.endswith(".index.json"):
         values, metadata = _read_shards(path), {}
     else:
+        _check_archives([path])
         values, metadata = _read(path)
     tensors, left = _unwrap(values, path)
     settings = _beside(path, "config.json")
@@ -82,8 +80,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         what = "the file is damaged or in disguise: it is called .safetensors and holds a pickle, which can run code"
         raise RunError(f"{what}: refused", where=path, do="do not trust this file")
     if archive:
-        members = _check_archive(path)
-        if any(name.endswith(".npy") for name in members):
+        if any(member.filename.endswith(".npy") for member in _members(path)):
             return _read_npz(path), {}
         return _read_torch(path, mapped=True), {}
     if pickled:
@@ -109,32 +106,41 @@ def _read_shards(index: Path) -> dict[str, Any]:
     names = stored.get("weight_map") if isinstance(stored, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise RunError("the index has no weight_map of file names", where=index)
-    values: dict[str, Any] = {}
-    for name in sorted(set(names.values())):
-        part = index.parent / name
+    parts = [index.parent / name for name in sorted(set(names.values()))]
+    for name in set(names.values()):
         if Path(name).name != name:
             raise RunError(f"the index points outside its folder: {name!r}", where=index, do="do not trust this file")
-        if not part.is_file():
+        if not (index.parent / name).is_file():
             raise RunError(f"a part is missing: {name}", where=index, do="put all parts in one folder")
-        values |= _read(part)[0]
+    _check_archives(parts)
+    values: dict[str, Any] = {}
+    for part in parts:
+        more = _read(part)[0]
+        if twice := sorted(map(str, set(values) & set(more))):
+            raise RunError(f"{twice[0]!r} is in more than one part, also in {part.name}", where=index)
+        values |= more
     lacking = sorted(set(names) - set(values))
     if lacking:
         raise RunError(f"the parts lack {len(lacking)} tensors of the index, such as {lacking[0]!r}", where=index)
     return values
 
 
-def _check_archive(path: Path) -> list[str]:
-    """Refuse an archive that would unpack to far more than it is, before anything is unpacked."""
+def _members(path: Path) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+            return archive.infolist()
+    except Exception as error:  # hostile bytes make a reader fail in any way at all
         raise RunError(f"the archive is damaged: {error}", where=path) from None
-    total = sum(member.file_size for member in members)
-    if len(members) > MOST_ENTRIES or total > max(SURE, 20 * path.stat().st_size):
-        what = f"the archive of {path.stat().st_size:,} bytes would unpack to {len(members):,} files, {total:,} bytes"
-        raise RunError(what, where=path, do="do not trust this file")
-    return [member.filename for member in members]
+
+
+def _check_archives(paths: list[Path]) -> None:
+    """Refuse archives that together would unpack to far more than they are, before anything is unpacked."""
+    archives = [path for path in paths if zipfile.is_zipfile(path)]
+    members = [member for path in archives for member in _members(path)]
+    size, total = sum(path.stat().st_size for path in archives), sum(member.file_size for member in members)
+    if len(members) > MOST_ENTRIES or total > max(SURE, 20 * size):
+        what = f"{size:,} bytes of archives would unpack to {len(members):,} files, {total:,} bytes"
+        raise RunError(what, where=archives[0], do="do not trust this file")
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -158,7 +164,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
                 with archive.open(member) as file:
                     array = np.lib.format.read_array(file, allow_pickle=False)
                 values[name] = _from_numpy(array)
-    except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile, NotImplementedError) as error:
+    except RunError:
+        raise
+    except Exception as error:  # as above
         raise RunError(f"the archive is damaged: {error}", where=path) from None
     return values
 
@@ -214,15 +222,32 @@ def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tupl
         inner = next((name for name in CONTAINERS if isinstance(values.get(name), dict)), None)
         if inner is None:
             break
-        left += [str(name) for name in values if name != inner]
+        left += [_in_words(name, value) for name, value in values.items() if name != inner]
         values = values[inner]
     tensors = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
-    left += [str(name) for name in values if str(name) not in tensors]
+    left += [_in_words(name, value) for name, value in values.items() if str(name) not in tensors]
     if not tensors or len(tensors) > MOST_ENTRIES:
         held = ", ".join(map(repr, list(values)[:5])) or "nothing"
         raise RunError(f"the file holds {len(tensors)} tensors; at its top are {held}", where=path)
     for name, tensor in tensors.items():
-        strided = tensor.layout == torch.strided and not tensor.is_quantized
-        if not strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise RunError(f"{name!r} is no plain tensor: {tensor.layout}, shape {tuple(tensor.shape)}", where=path)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    held, claimed = sum(storages.values()), sum(tensor.nbytes for tensor in tensors.values())
+    if claimed > MOST_SHARED * held:
+        what = f"the tensors share memory: {claimed:,} bytes of them lie in {held:,}"
+        raise RunError(what, where=path, do="do not trust this file; if it is yours, save a copy of each tensor")
     return tensors, tuple(left)
+
+
+def _in_words(name: Any, value: Any) -> str:
+    """An entry beside the weights that are used; training scripts often keep an average of the weights there."""
+    for _ in range(2):
+        if isinstance(value, dict):
+            value = next((value[key] for key in CONTAINERS if isinstance(value.get(key), dict)), value)
+    tensors = [held for held in value.values() if isinstance(held, Tensor)] if isinstance(value, dict) else []
+    if not tensors:
+        return f"{name} (no weights)"
+    count = sum(tensor.numel() for tensor in tensors)
+    return f"{name} ({count:,} numbers in tensors of their own: to use these, save that entry alone in a file)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from regard.config import ViTConfig, make
 from regard.data import Preparation
 from regard.errors import RunError
 from regard.geometry import grid_of, per_axis
-from regard.networks.vit import configure
+from regard.networks.vit import SIZES, configure
 from regard.weights.files import Opened
 from regard.weights.names import FORMATS, HF, HF_DINOV2, IMAGENET, NAMES, Format, detect
 from regard.weights.notes import Notes, shortened, unlike
@@ -42,6 +43,7 @@ def read_foreign(
     opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ViTConfig]:
     """Our state dict and the config it fits, from another's tensors."""
+    require_floats({key: tensor for key, tensor in opened.tensors.items() if found.knows(key)}, opened.path)
     state, unknown = found.read(opened.tensors)
     spare = [key for key in unknown if re.fullmatch(found.spare, found.respell(key))]
     differ = [f"{found.called(key)}: not in the file" for key in _needed(state) if key not in state]
@@ -49,7 +51,6 @@ def read_foreign(
     if differ:
         raise unlike(differ, opened.path)
     _require_axes(state, found, opened.path)
-    state = {key: tensor.float() for key, tensor in state.items()}
     dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
     if dtypes - {"float32"}:
         notes.changed.append(f"{', '.join(sorted(dtypes))} in the file is float32 in the model")
@@ -70,6 +71,15 @@ def read_foreign(
     return state, config
 
 
+def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Whole numbers and eight bits stand for others by a scale that is not read here."""
+    plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    odd = [f"{key} ({str(t.dtype).removeprefix('torch.')})" for key, t in tensors.items() if t.dtype not in plain]
+    if odd:
+        what = f"{len(odd)} weights are not floating-point numbers of 16 bits or more, such as {odd[0]}"
+        raise RunError(what, where=where, do="give the file from before the weights were quantised")
+
+
 def _needed(state: Mapping[str, Tensor]) -> list[str]:
     """What every ViT has, in as many blocks as there is anything of."""
     depth = 1 + max((int(key.split(".")[1]) for key in state if key.startswith("blocks.")), default=0)
@@ -79,10 +89,10 @@ def _needed(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _require_axes(state: Mapping[str, Tensor], found: Format, where: Path) -> None:
-    """The tensors that sizes are read off have as many axes as they should, and rows as wide as the last norm."""
+    """The tensors that sizes are read off have as many axes as they should, none empty, and rows of one width."""
     axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
             "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
-    odd = [key for key, count in axes.items() if key in state and state[key].ndim != count]
+    odd = [key for key, count in axes.items() if key in state and (state[key].ndim != count or not state[key].numel())]
     rows = [key for key in ("positions.table", "class_token", "registers", "distilled") if key in state]
     odd = odd or [key for key in rows if state[key].shape[1] != len(state["norm.weight"])]
     if odd:
@@ -103,7 +113,7 @@ def _infer(
     depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
     eps = settings.get("layer_norm_eps", found.eps)
     if "layer_norm_eps" not in settings and found is HF:
-        notes.assumed.append(f"LayerNorm's eps is transformers' usual {found.eps:g}: there is no config.json beside it")
+        notes.assumed.append(f"LayerNorm's eps is transformers' usual {found.eps:g}: no config.json beside it says")
     grid = _grid(state, found, opened, patch, fields.get("size"))
     final = state.get("head.weight")
     return make(
@@ -115,7 +125,7 @@ def _infer(
             "classes": 1000 if final is None else len(final),
             "width": width,
             "depth": depth,
-            "heads": _heads(state, opened, found, name, fields, notes),
+            "heads": _heads(state, opened, name, fields, notes),
             "mlp": len(state["blocks.0.mlp.up.weight"]),
             "pool": "class" if "class_token" in state or found.needs_class else "mean",
             "registers": len(state["registers"]) if "registers" in state else 0,
@@ -128,10 +138,8 @@ def _infer(
     )
 
 
-def _heads(
-    state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
-) -> int:
-    """Read where the file or the config.json beside it says; else the name's; else the papers' rule."""
+def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: dict[str, Any], notes: Notes) -> int:
+    """Read where the file or the config.json beside it says; else the name's; else those of a known size."""
     if "num_attention_heads" in opened.settings:
         return opened.settings["num_attention_heads"]
     for key, tensor in opened.tensors.items():
@@ -141,14 +149,20 @@ def _heads(
         return fields["heads"]
     if name is not None:
         return configure(name).heads
-    width = len(state["norm.weight"])
+    width, mlp = len(state["norm.weight"]), len(state["blocks.0.mlp.up.weight"])
+    known = {size: heads for size, (w, _, heads, m) in SIZES.items() if (w, m) == (width, mlp)}
+    if known:
+        (size, heads), *others = known.items()  # of two such sizes the usual one stands first
+        but = "".join(f" (ViT-{other} has {n}: give heads= or a name)" for other, n in others)
+        notes.assumed.append(f"{heads} heads, as ViT-{size} has{but}: the file does not say")
+        return heads
     if width % 64:
         raise RunError(
             f"the file does not say how many heads share its width of {width}",
             where=opened.path,
             do="give heads= or a name",
         )
-    notes.assumed.append(f"{width // 64} heads of 64, as in the papers: the file does not say")
+    notes.assumed.append(f"{width // 64} heads of 64, as most have: neither the file nor a known size says")
     return width // 64
 
 
@@ -199,7 +213,8 @@ def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
 
 def _read_head(state: dict[str, Tensor], found: Format, notes: Notes) -> None:
     if found is HF_DINOV2 and "head.weight" in state:
-        own, mean = state["head.weight"].chunk(2, dim=1)  # it reads the class token and the mean of the patches
+        width = len(state["norm.weight"])  # it reads the class token and the mean of the patches
+        own, mean = state["head.weight"][:, :width], state["head.weight"][:, width:]
         if mean.any():
             parts = state.pop("head.weight"), state.pop("head.bias")
             notes.leave("classifier", *parts, why=": it also reads the mean of the patches, which ours does not")
@@ -214,10 +229,15 @@ def _read_head(state: dict[str, Tensor], found: Format, notes: Notes) -> None:
 
 
 def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
+    """As the config.json says, else numbers; ImageNet has two of "crane": such names get their number too."""
     labels = opened.settings.get("id2label")
-    if isinstance(labels, dict) and set(labels) == set(map(str, range(classes))):
-        return tuple(str(labels[str(n)]) for n in range(classes))
-    return tuple(map(str, range(classes)))
+    if not isinstance(labels, dict) or set(labels) != set(map(str, range(classes))):
+        return tuple(map(str, range(classes)))
+    names = [str(labels[str(n)]) for n in range(classes)]
+    while len(set(names)) < classes:  # again if what a number makes of a name was another's
+        times = Counter(names)
+        names = [f"{name} ({n})" if times[name] > 1 else name for n, name in enumerate(names)]
+    return tuple(names)
 
 
 def _numbers(value: Any, count: int) -> bool:
@@ -231,11 +251,19 @@ def preparation_for(opened: Opened, found: Format, config: ViTConfig, notes: Not
     """How its images are normalised: as the files beside it say, else as usual for the format."""
     beside = opened.preprocessor or _timm_settings(opened)
     said: list[Any] = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
-    if all(_numbers(v, config.channels) for v in said) and min(said[1]) > 0:
+    if not beside.get("do_normalize", True):
+        mean, std = (0.0,) * config.channels, (1.0,) * config.channels
+    elif all(_numbers(v, config.channels) for v in said) and min(said[1]) > 0:
         mean, std = (tuple(map(float, v)) for v in said)
     else:
         mean, std = IMAGENET if opened.settings.get("model_type") == "deit" else found.statistics
         if config.channels != 3:
             mean, std = ((sum(v) / len(v),) * config.channels for v in (mean, std))
         notes.assumed.append(f"images are normalised by mean {mean} and deviation {std}, as usual for {found.name}")
+    factor = beside.get("rescale_factor", 1 / 255) if beside.get("do_rescale", True) else 1
+    if not _numbers([factor], 1) or factor < 1e-6:
+        raise RunError(f"rescale_factor cannot be {factor!r}", where=opened.path.with_name("preprocessor_config.json"))
+    if abs(255 * factor - 1) > 1e-3:  # theirs is of pixels in 0..255, ours in 0..1: (255 f x - m) / s
+        mean, std = (tuple(n / (255 * factor) for n in v) for v in (mean, std))
+        notes.changed.append(f"pixels are not divided by 255 but times {factor:g}: as mean {mean}, deviation {std}")
     return Preparation(config.size, config.channels, mean, std)

@@ -22,9 +22,9 @@ from regard.geometry import grid_of, per_axis
 from regard.networks import Network
 from regard.networks.vit import VARIANTS, configure
 from regard.nn.patches import resample_grid
-from regard.weights.checkpoint import FORMAT, Checkpoint, parse_checkpoint
-from regard.weights.files import open_file
-from regard.weights.foreign import class_names, preparation_for, read_foreign, recognise
+from regard.weights.checkpoint import Checkpoint, parse_checkpoint
+from regard.weights.files import FOLDER_FILES, open_file
+from regard.weights.foreign import class_names, preparation_for, read_foreign, recognise, require_floats
 from regard.weights.notes import LoadReport, Notes, unlike
 from regard.weights.run import Run
 
@@ -42,22 +42,36 @@ def open_weights(
     """
     opened, notes = open_file(find_file(path)), Notes()
     where = opened.path
-    if opened.metadata.get("format") == FORMAT:
+    if "regard" in opened.metadata:
         stored = parse_checkpoint(opened.metadata, opened.tensors, where)
-        config: ViTConfig = _meta(stored.model, stored.config, where).config
+        held = _meta(stored.model, stored.config, where)
+        config: ViTConfig = held.config
+        counts = {key for key, tensor in held.state_dict().items() if not tensor.is_floating_point()}
+        require_floats({key: tensor for key, tensor in stored.weights.items() if key not in counts}, where)
         state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
         label, called = "regard", name or stored.model
     else:
         found = recognise(opened)
         state, config = read_foreign(opened, found, name, fields, notes)
+        held = _meta(name_of(config), to_dict(replace(config, heads=1)), where)  # no shape depends on heads
         names, preparation = class_names(opened, config.classes), preparation_for(opened, found, config, notes)
         label, called = found.name, name
+    differ = _differences(state, held)  # before memory is asked for; a head may be missing, and is replaced
+    if differ := [line for line in differ if not line.startswith("head.")]:
+        raise unlike(differ, where)
+    state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
     target = _target(config, name, classes, fields, where)
     state, target, names = _adapt(state, config, target, names, notes)
     called = called or name_of(target)
-    _require_same(state, config, target, _meta(called, to_dict(target), where), where)
+    differ = [
+        f"{field}: {getattr(target, field)} here, {getattr(config, field)} in the file"
+        for field in ("patch", "heads")  # which shapes alone may not show
+        if getattr(config, field) != getattr(target, field)
+    ]
+    if differ := differ + _differences(state, _meta(called, to_dict(target), where)):
+        raise unlike(differ, where)
     _require_finite(state, where)
-    notes.unused += [f"{entry} (no weights)" for entry in opened.left]
+    notes.unused += opened.left
     numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
     told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
     report = LoadReport(str(path), label, numbers, *map(tuple, told))
@@ -65,11 +79,16 @@ def open_weights(
 
 
 def find_file(path: str | Path) -> Path:
-    """The file meant by a path: a run folder means its best checkpoint."""
+    """The file meant by a path: of a folder, its weights; of a run folder, its best checkpoint."""
     path = Path(path).expanduser()
-    if path.is_dir() and not any(path.glob("*.safetensors*")) and not any(path.glob("*.bin*")):
-        return Run.open(path).checkpoint()
-    return path
+    if not path.is_dir():
+        return path
+    held = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+    best = held[0] if held else Run.open(path).checkpoint()
+    if not best.is_file():
+        do = f"give a run that has finished an epoch, or a folder with one of {', '.join(FOLDER_FILES)}"
+        raise RunError("the folder holds no weights", where=path, do=do)
+    return best
 
 
 def _prepare_for(target: ViTConfig, preparation: Preparation) -> Preparation:
@@ -136,20 +155,13 @@ def _meta(name: str, config: dict[str, Any], where: Path) -> Network:
         raise RunError(f"the file is damaged: its settings make no model ({error})", where=where) from None
 
 
-def _require_same(
-    state: Mapping[str, Tensor], config: ViTConfig, target: ViTConfig, model: Network, where: Path
-) -> None:
-    """Every tensor of the model is there in its shape and nothing else is, or an error that lists the differences."""
+def _differences(state: Mapping[str, Tensor], model: Network) -> list[str]:
+    """None if every tensor of the model is there in its shape, and nothing else is."""
     own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     held = {key: tuple(tensor.shape) for key, tensor in state.items()}
     differ = [f"{n}: {own[n]} here, {held[n]} in the file" for n in own if n in held and own[n] != held[n]]
     differ += [f"{n}: not in the file" for n in own if n not in held]
-    differ += [f"{n}: not in the model" for n in held if n not in own]
-    for field in ("patch", "heads"):  # which shapes alone may not show
-        if getattr(config, field) != getattr(target, field):
-            differ.insert(0, f"{field}: {getattr(target, field)} here, {getattr(config, field)} in the file")
-    if differ:
-        raise unlike(differ, where)
+    return differ + [f"{n}: not in the model" for n in held if n not in own]
 
 
 def _require_finite(state: Mapping[str, Tensor], where: object) -> None:

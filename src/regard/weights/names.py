@@ -95,10 +95,14 @@ class Format:
             name = re.sub(pattern, replacement, name)
         return name
 
+    def knows(self, name: str) -> bool:
+        return _translate(self.respell(name), self.rows, "theirs") is not None
+
     def read(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """Our names and shapes, and the names no row has. A part that is missing leaves its whole out."""
+        """Our names and shapes, and the names that are of no use. A part that is missing leaves its whole out."""
         state: dict[str, Tensor] = {}
         parts: dict[str, dict[str, Tensor]] = {}
+        origins: dict[tuple[str, str], str] = {}
         unknown: list[str] = []
         for original, tensor in tensors.items():
             found = _translate(self.respell(original), self.rows, "theirs")
@@ -106,6 +110,10 @@ class Format:
                 unknown.append(original)
                 continue
             row, ours, part = found
+            first = origins.setdefault((ours, part), original)
+            if first != original:  # two spellings in one file: neither is the right one
+                unknown.append(f"{original} (a second {first})")
+                continue
             try:
                 value = row.shape.read(tensor)
             except (RuntimeError, IndexError):  # a shape this name cannot have; the comparison will say so
@@ -117,7 +125,8 @@ class Format:
         for ours, held in parts.items():
             order = _parts(next(row for row in self.rows if _pattern(row.ours).fullmatch(ours)).theirs)
             shapes = {tensor.shape for tensor in held.values()}
-            if set(held) == set(order) and len(shapes) == 1 and all(map(len, shapes)):
+            floats = all(t.is_floating_point() and t.element_size() > 1 for t in held.values())  # others do not mix
+            if set(held) == set(order) and len(shapes) == 1 and all(map(len, shapes)) and floats:
                 state[ours] = torch.cat([held[part] for part in order])
             else:
                 unknown += [f"{ours} ({', '.join(f'{part} {tuple(held[part].shape)}' for part in held)})"]

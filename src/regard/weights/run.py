@@ -73,7 +73,7 @@ class Run:
         write_text(self.path / name, to_json(value))
 
     def read_json(self, name: str) -> Any:
-        return read_json(self.path / name)
+        return read_json(self.path / name, most=2**30)  # lists of every image and kept attention are large
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         rows, text = list(rows), io.StringIO()
