@@ -18,13 +18,13 @@ from pathlib import Path
 START = time.time()
 
 
-def run(data: str, stem: str, epochs: int | None, out: Path, keep: str | None) -> None:
+def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: str | None) -> None:
     import torch
 
     import regard
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"recipe": "cifar", "stem": stem, "explain": 0, "out": keep or f"{folder}/run"}
+        settings = {"recipe": "cifar", "stem": stem, "pool": pool, "explain": 0, "out": keep or f"{folder}/run"}
         begun = time.time() - START
         result = regard.train(data, **settings, **({"epochs": epochs} if epochs else {}))
         wall = time.time() - START
@@ -33,7 +33,7 @@ def run(data: str, stem: str, epochs: int | None, out: Path, keep: str | None) -
     accuracy = summary["figures"]["accuracy"]
     before = wall - begun - float(rows[-1]["seconds"])
     facts = {
-        "stem": stem,
+        "stem": f"{stem}, {pool}",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "parameters": summary["parameters"],
@@ -46,8 +46,8 @@ def run(data: str, stem: str, epochs: int | None, out: Path, keep: str | None) -
         "later epochs, s each": round((float(rows[-1]["seconds"]) - float(rows[0]["seconds"])) / (len(rows) - 1), 3),
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"cifar10-{stem}.json").write_text(json.dumps(facts, indent=2) + "\n")
-    with (out / f"cifar10-{stem}.csv").open("w", newline="") as file:
+    (out / f"cifar10-{stem}-{pool}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    with (out / f"cifar10-{stem}-{pool}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("epoch", "seconds", "train_loss", "val_accuracy"))
         writer.writerows((r["epoch"], r["seconds"], r["train_loss"], r["val_accuracy"]) for r in rows)
@@ -78,6 +78,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?")
     parser.add_argument("--stem", choices=("patch", "conv"), default="patch")
+    parser.add_argument("--pool", choices=("class", "mean"), default="mean")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--keep", help="run folder to keep; else it is thrown away")
@@ -86,4 +87,4 @@ if __name__ == "__main__":
     if options.draw:
         draw(options.draw)
     else:
-        run(options.data, options.stem, options.epochs, options.out, options.keep)
+        run(options.data, options.stem, options.pool, options.epochs, options.out, options.keep)

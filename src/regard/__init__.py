@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import Predictor, create, demo, evaluate, load, models, train
+    from regard.api import Predictor, create, demo, evaluate, load, models, save, train
     from regard.errors import RegardError
     from regard.geometry import TokenMap
     from regard.nn import attend, capture
@@ -25,6 +25,7 @@ _HOME = {
     "evaluate": "regard.api",
     "load": "regard.api",
     "models": "regard.api",
+    "save": "regard.api",
     "train": "regard.api",
 }
 
@@ -40,6 +41,7 @@ __all__ = [
     "evaluate",
     "load",
     "models",
+    "save",
     "train",
 ]
 

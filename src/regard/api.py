@@ -47,7 +47,7 @@ from regard.report import write_report
 from regard.tasks import Classification, Prediction
 from regard.training import History
 from regard.training import train as run_training
-from regard.weights import Checkpoint, Run, open_weights, save_checkpoint, write_text
+from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint, write_text
 
 _MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
@@ -110,6 +110,37 @@ def load(path: str | Path, device: str = "auto", quiet: bool = False, heads: int
     for line in report.lines() if report.format != "regard" else ():
         Progress(quiet).say(line)
     return Predictor(checkpoint, torch.device(pick_device(device)))
+
+
+def save(
+    model: Network,
+    path: str | Path,
+    *,
+    classes: tuple[str, ...] | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Path:
+    """Write a model as one file that `load`, `create` and `regard convert` read: weights and what they are of.
+
+    `classes` are their names in order, `mean` and `std` of each channel what its inputs are normalised by (0 and 1).
+
+    >>> save(create("vit_nano", classes=2), tmp / "model.safetensors", classes=("cat", "dog")).name
+    'model.safetensors'
+    >>> load(tmp / "model.safetensors").classes
+    ('cat', 'dog')
+    """
+    config, path = model.config, Path(path).expanduser()
+    names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
+    if len(names) != config.classes or len(set(names)) != len(names):
+        raise ConfigError(
+            f"{len(names)} names do not fit {config.classes} classes", do="give each class a name of its own"
+        )
+    preparation = Preparation(
+        config.size, config.channels, mean or (0.0,) * config.channels, std or (1.0,) * config.channels
+    )
+    state = Checkpoint(name_of(config), to_dict(config), names, preparation, {}, model.state_dict())
+    save_checkpoint(path, state)
+    return path
 
 
 def _build(checkpoint: Checkpoint) -> Network:

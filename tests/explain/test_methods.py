@@ -1,5 +1,6 @@
 """Explanations against arithmetic done by hand, and their scores against a model whose cause is known."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -296,3 +297,19 @@ def test_wrong_requests_are_named(run_folder, digit_files, arguments, words):
 def test_unknown_methods_are_config_errors(run_folder, digit_files):
     with pytest.raises(ConfigError):
         regard.load(run_folder).explain(digit_files / "3.png", method="")
+
+
+def test_threads_explain_the_same_model_side_by_side():
+    model, _, _ = explained_model()
+    inputs = [torch.randn(1, 3, 12, 16) for _ in range(6)]
+
+    def explained(x):
+        case = Case(model, x, lambda z: model(z).logits[:, 1])
+        return [METHODS[name](case) for name in ("grad_cam", "chefer", "rollout")]
+
+    alone = [explained(x) for x in inputs]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(explained, inputs * 3))
+    for n, maps in enumerate(together):
+        for one, other in zip(maps, alone[n % 6], strict=True):
+            torch.testing.assert_close(one, other)

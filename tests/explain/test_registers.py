@@ -116,3 +116,12 @@ def test_wrong_requests_are_named():
         with_test_time_registers(torch.nn.Linear(2, 2), [])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="0 registers cannot take what 1 neurons do"):
         with_test_time_registers(planted(), [RegisterNeuron(0, 0, 1.0)], count=0)
+
+
+def test_a_lean_pass_with_registers_answers_the_same():
+    """The last block then computes the class token alone, whose activity is never moved."""
+    model = regard.create("vit_nano", classes=3, size=16).eval()
+    torch.nn.init.normal_(model.head.weight)
+    changed = with_test_time_registers(model, [RegisterNeuron(n, 5, 1.0) for n in range(4)])
+    x = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(changed(x, lean=True).logits, changed(x).logits)

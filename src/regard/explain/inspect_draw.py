@@ -109,6 +109,8 @@ def _similarity(ax: Any, similarity: Tensor) -> None:
         rows, columns = (np.linspace(0, n - 1, min(n, TILES)).round().astype(int) for n in values.shape[:2])
         picture = tiles([[values[r, c][..., None] for c in columns] for r in rows], blank=np.nan)[..., 0]
         painted = ax.imshow(picture, cmap="viridis", vmin=np.nanmin(picture), vmax=1)
+        if len(rows) < values.shape[0] or len(columns) < values.shape[1]:
+            part = f" ({len(rows)} × {len(columns)} of {values.shape[0]} × {values.shape[1]} patches)"
         for axis, chosen, side in ((ax.yaxis, rows, values.shape[2] + 1), (ax.xaxis, columns, values.shape[3] + 1)):
             axis.set_ticks([n * side + (side - 2) / 2 for n in range(len(chosen))], [str(n) for n in chosen])
     ax.set_title(f"position similarity{part}", fontsize=10)

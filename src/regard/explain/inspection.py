@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.console import columns
 from regard.data import Preparation, open_source
-from regard.errors import DataError, RegardError
+from regard.errors import ConfigError, DataError, RegardError
 from regard.explain.inspect import (
     Filters,
     TokenNorms,
@@ -102,6 +102,8 @@ def inspect_model(
     >>> found.distance.shape, round(found.uniform, 2), len(found.describe().splitlines())
     (torch.Size([4, 4]), 8.03, 9)
     """
+    if registers < 0:
+        raise ConfigError(f"registers={registers} is negative")
     model.eval()
     try:
         components = filters(model)

@@ -2,7 +2,7 @@
 
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
-from regard.weights.load import open_weights
+from regard.weights.load import name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
 
@@ -11,6 +11,7 @@ __all__ = [
     "LoadReport",
     "Run",
     "convert",
+    "name_of",
     "open_weights",
     "save_checkpoint",
     "to_json",

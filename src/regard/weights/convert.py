@@ -71,7 +71,11 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
     elif to == "hf":
         _write_folder(out, tensors, checkpoint, config, target)
     else:
-        _save(tensors, out)
+        about = {"settings": _about(checkpoint, config), "preprocessor": _processor(checkpoint, config)}
+        _save(tensors, out, {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()})
+        notes.append(f"heads ({config.heads}), classes and normalisation are in the file's header, for Regard to read")
+    if to == "google":
+        notes.append("the file cannot say the classes' names and how images are normalised")
     return [f"{len(tensors)} tensors", *notes]
 
 
@@ -173,11 +177,31 @@ def _table(state: Mapping[str, Tensor], config: ViTConfig, notes: list[str]) -> 
         return positions(torch.zeros(1, prefix + grid[0] * grid[1], config.width), grid)[0]
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
     from safetensors.torch import save_file
 
     apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # no two share memory
-    write_aside(path, lambda aside: save_file(apart, aside, metadata={"format": "pt"}))
+    write_aside(path, lambda aside: save_file(apart, aside, metadata={"format": "pt", **(about or {})}))
+
+
+def _about(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
+    """What tensors alone do not say, in the words of transformers' config.json."""
+    labels = dict(enumerate(checkpoint.classes))
+    return {"num_attention_heads": config.heads, "layer_norm_eps": config.eps, "id2label": labels}
+
+
+def _processor(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
+    """How images are prepared, in the words of its preprocessor_config.json."""
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": config.size[0], "width": config.size[1]},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(checkpoint.preparation.mean),
+        "image_std": list(checkpoint.preparation.std),
+    }
 
 
 def _write_folder(
@@ -186,23 +210,19 @@ def _write_folder(
     """A folder for from_pretrained: versions 4 and 5 of transformers both read version 4's names."""
     kind = "vit" if target is HF else "dinov2_with_registers" if config.registers else "dinov2"
     architecture = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
-    labels = dict(enumerate(checkpoint.classes))
-    settings: dict[str, Any] = {
+    settings: dict[str, Any] = _about(checkpoint, config) | {
         "architectures": [f"{architecture}ForImageClassification"],
         "model_type": kind,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
         "image_size": config.size[0] if config.size[0] == config.size[1] else list(config.size),
         "patch_size": config.patch[0] if config.patch[0] == config.patch[1] else list(config.patch),
         "num_channels": config.channels,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": config.eps,
         "qkv_bias": True,
-        "id2label": labels,
-        "label2id": {label: n for n, label in labels.items()},
+        "label2id": {label: n for n, label in enumerate(checkpoint.classes)},
         "dtype": "float32",
     }
     if target is HF:
@@ -210,19 +230,8 @@ def _write_folder(
     else:
         settings |= {"mlp_ratio": config.mlp // config.width, "use_swiglu_ffn": False}
         settings |= {"num_register_tokens": config.registers} if config.registers else {}
-    preparation = checkpoint.preparation
-    processor = {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": config.size[0], "width": config.size[1]},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(preparation.mean),
-        "image_std": list(preparation.std),
-    }
     prefixed = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
     _save(prefixed, out / "model.safetensors")
-    for name, value in (("config.json", settings), ("preprocessor_config.json", processor)):
+    for name, value in (("config.json", settings), ("preprocessor_config.json", _processor(checkpoint, config))):
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         write_aside(out / name, lambda aside, text=text: aside.write_text(text, encoding="utf-8"))

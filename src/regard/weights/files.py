@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import warnings
@@ -42,9 +43,9 @@ class Opened:
     metadata: dict[str, str] = field(default_factory=dict)
     """The text in a safetensors header."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The config.json beside it, where that describes a model."""
+    """The config.json beside it, where that describes a model, or the same in its header."""
     preprocessor: dict[str, Any] = field(default_factory=dict)
-    """The preprocessor_config.json beside it."""
+    """The preprocessor_config.json beside it, or the same in its header."""
     left: tuple[str, ...] = ()
     """Entries of the file beside the weights (an optimizer, a step count, other weights), in words."""
 
@@ -62,7 +63,18 @@ def open_file(path: Path) -> Opened:
     tensors, left = _unwrap(values, path)
     settings = _beside(path, "config.json")
     settings = settings if {"model_type", "pretrained_cfg"} & set(settings) else {}  # another config.json is none of it
-    return Opened(path, tensors, metadata, settings, _beside(path, "preprocessor_config.json"), left)
+    settings = settings or _in_header(metadata, "settings", path)
+    preprocessor = _beside(path, "preprocessor_config.json") or _in_header(metadata, "preprocessor", path)
+    return Opened(path, tensors, metadata, settings, preprocessor, left)
+
+
+def _in_header(metadata: dict[str, str], name: str, path: Path) -> dict[str, Any]:
+    """What our own converted files say in their headers, in the words of the files that may lie beside them."""
+    try:
+        value = json.loads(metadata.get(name, "{}"))
+    except (ValueError, RecursionError):
+        raise RunError(f"the {name} in the file's header are damaged", where=path) from None
+    return value if isinstance(value, dict) else {}
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:
@@ -97,7 +109,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"the file is damaged, or holds no weights: {error}", where=path) from None
+        what = f"the file is damaged, or holds no weights: {error}"
+        raise RunError(what, where=path, do="download it again, or give a file of weights") from None
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
@@ -208,8 +221,11 @@ def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
             raise RunError(
                 "a TorchScript archive holds code: refused", where=path, do="save its state_dict()"
             ) from None
-        reason = str(error).split("\n")[0][:200] or type(error).__name__
-        raise RunError(f"the file is damaged, or holds no weights: {reason}", where=path) from None
+        raise RunError(
+            "the file is damaged, or holds more than tensors and plain values, which may be code: refused",
+            where=path,
+            do="download it again; if it is yours, save model.state_dict() alone, best as .safetensors",
+        ) from None
     if not isinstance(values, dict):
         raise RunError(f"the file holds a {type(values).__name__}, not a dictionary of tensors", where=path)
     return values

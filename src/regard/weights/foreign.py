@@ -27,6 +27,9 @@ def recognise(opened: Opened) -> Format:
     found = detect(opened.tensors)
     if found is not None:
         return found
+    if "patches.project.weight" in opened.tensors:
+        what = "the file holds Regard's own tensors without what says which model they are of"
+        raise RunError(what, where=opened.path, do="write it by regard.save(model, path)")
     nearest = min(FORMATS, key=lambda candidate: len(candidate.read(opened.tensors)[1]))
     spelt = {nearest.respell(name) for name in opened.tensors}
     differ = [f"{name}: not in the file" for name in nearest.sign if name not in spelt]

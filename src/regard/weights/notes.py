@@ -22,6 +22,9 @@ class LoadReport:
     untrained: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
     def lines(self) -> list[str]:
         """For people.
 
