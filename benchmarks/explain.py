@@ -126,6 +126,7 @@ def page(results: dict[str, Any]) -> str:
             f"Test images, and a ViT trained as in [cifar10.md](../benchmarks/results/cifar10.md) "
             f"({results['accuracy']} on the test set).",
             table(results["cifar"]),
+            *([results["note"]] if "note" in results else []),
         ]
     parts.append(
         "**Insertion − deletion** (`scores.gain`) is zero for a map that knows nothing, and such a map beats half "
