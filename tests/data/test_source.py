@@ -141,10 +141,8 @@ def test_what_is_no_data_says_so(tmp_path, name, words):
 def test_duplicates_within_and_across_splits_are_found(tmp_path):
     for split in ("train", "test"):
         make_folder(tmp_path / split, per_class=3)
-    for file in (tmp_path / "test").rglob("*.png"):  # other pixels, except one copy saved as another format
-        Image.fromarray(
-            np.random.default_rng(hash(file.name) % 99 + len(str(file))).integers(0, 255, (20, 20, 3), np.uint8)
-        ).save(file)
+    for seed, file in enumerate((tmp_path / "test").rglob("*.png"), start=1):  # other pixels, except one copy
+        Image.fromarray(np.random.default_rng(seed).integers(0, 255, (20, 20, 3), np.uint8)).save(file)
     Image.open(tmp_path / "train/red/00.png").save(tmp_path / "test/blue/copy.bmp")
     found = scan(open_source(tmp_path))
     splits = [s.split for s in found.source.samples]
