@@ -7,15 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import Predictor, create, demo, evaluate, load, models, save, train
+    from regard.api import create, demo, evaluate, load, models, save, train
     from regard.errors import RegardError
     from regard.geometry import TokenMap
     from regard.nn import attend, capture
+    from regard.predictor import Predictor
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Predictor": "regard.api",
+    "Predictor": "regard.predictor",
     "RegardError": "regard.errors",
     "TokenMap": "regard.geometry",
     "attend": "regard.nn",
