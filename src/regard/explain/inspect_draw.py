@@ -206,7 +206,7 @@ def _excited(figure: Any, excited: Sequence[Visualisation]) -> None:
     rows = -(-len(excited) // COLUMNS)
     axes = figure.subplots(rows, min(len(excited), COLUMNS), squeeze=False).flatten()
     figure.suptitle("what excites it most", fontsize=10)
-    for ax, item in zip(axes, excited, strict=False):
+    for ax, item in zip(axes[: len(excited)], excited, strict=True):
         shown, part = _flat(item.picture)
         ax.imshow(shown if shown.shape[-1] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
         ax.set_title(f"{item.target}{part}", fontsize=9)

@@ -61,13 +61,7 @@ def rollout(tape: Tape, where: TokenMap, *, identity: bool = True) -> Tensor:
     Heads are averaged, residual connections are counted as looking at oneself, A = (W + I) / 2, and the
     layers are multiplied. `identity=False` leaves the I out, as the ViT paper's appendix D.8 describes.
     """
-    joint: Tensor | None = None
-    for layer in range(len(tape)):
-        weights = tape.attention(layer)
-        if identity:
-            weights = (weights + torch.eye(weights.shape[-1], device=weights.device)) / 2
-        joint = weights if joint is None else weights @ joint
-    return _read(_some(joint, tape), where)
+    return _read(_rolled(tape, tape.attention, identity), where)
 
 
 def gradient_rollout(tape: Tape, where: TokenMap) -> Tensor:
@@ -76,14 +70,13 @@ def gradient_rollout(tape: Tape, where: TokenMap) -> Tensor:
     W is the mean over heads of (∇A ⊙ A)⁺, its rows made to sum to one; a row that did nothing for the
     target looks at itself. Then as in `rollout`.
     """
-    joint: Tensor | None = None
-    for layer in range(len(tape)):
+
+    def weights(layer: int) -> Tensor:
         helped = _helped(tape, layer)
         total, itself = helped.sum(-1, keepdim=True), torch.eye(helped.shape[-1], device=helped.device)
-        weights = torch.where(total > 0, helped / total.clamp_min(1e-30), itself)
-        weights = (weights + itself) / 2
-        joint = weights if joint is None else weights @ joint
-    return _read(_some(joint, tape), where)
+        return torch.where(total > 0, helped / total.clamp_min(1e-30), itself)
+
+    return _read(_rolled(tape, weights), where)
 
 
 def relevance(tape: Tape, where: TokenMap) -> Tensor:
@@ -173,6 +166,17 @@ def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
         kept = where.paint(1 - part)[:, None].to(case.x.device, case.x.dtype)
         falls.append((whole - case.score(case.x * kept)).float().cpu())
     return ((torch.cat(falls) @ covers) / covers.sum(0))[None]
+
+
+def _rolled(tape: Tape, weights: Callable[[int], Tensor], identity: bool = True) -> Tensor:
+    """The layers' weights multiplied, the later from the left, each averaged with the identity first (if so wished)."""
+    joint: Tensor | None = None
+    for layer in range(len(tape)):
+        step = weights(layer)
+        if identity:
+            step = (step + torch.eye(step.shape[-1], device=step.device)) / 2
+        joint = step if joint is None else step @ joint
+    return _some(joint, tape)
 
 
 def _helped(tape: Tape, layer: int) -> Tensor:
