@@ -54,8 +54,8 @@ class PatchEmbed(nn.Module):
 class ConvStem(nn.Module):
     """Tokens by a few 3 × 3 convolutions of stride 2 and one of 1 × 1 (Xiao et al., "Early convolutions", 2021).
 
-    As many tokens as with patches of the same size, each having seen a little around its patch. The
-    paper's last 3 × 3 convolution of stride 1 is left out.
+    As many tokens as with patches of the same size, each having seen a little around its patch. Patches of 2
+    get a first convolution of stride 1: one alone sees too little. The paper's last 3 × 3 is left out.
     """
 
     def __init__(self, patch: tuple[int, ...], channels: int, width: int):
@@ -66,10 +66,13 @@ class ConvStem(nn.Module):
                 f"stem='conv' cannot make patches of {patch}", do="use a square patch of 2, 4, 8, 16 or 32"
             )
         self.patch = patch
+        strides = [1] * (halvings == 1) + [2] * halvings
         widths = [channels, *(width // 2**n for n in reversed(range(halvings)))]
+        if halvings == 1:
+            widths.insert(1, width // 4)
         layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        for stride, (before, after) in zip(strides, itertools.pairwise(widths), strict=True):
+            layers += [nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
         self.convolutions = nn.Sequential(*layers)
         self.project = nn.Linear(width, width)
 
