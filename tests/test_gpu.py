@@ -6,9 +6,13 @@ import pytest
 import torch
 
 import regard
+from regard.config import RunConfig
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.explorer import record_attention
 from regard.explain.registers import RegisterNeuron
+from regard.tasks import Classification
+from regard.training import Average
+from regard.training.step import Step
 from tests.conftest import make_folder
 from tests.nn.test_attention import Watch, reference
 
@@ -99,24 +103,39 @@ def test_every_method_on_the_gpu_equals_itself_on_the_cpu(method):
     torch.testing.assert_close(on_gpu, on_cpu, atol=1e-3 * on_cpu.abs().max().item(), rtol=0)
 
 
-def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does():
-    """The CUDA graph against plain steps: same batches, same rates, nothing random."""
-    from regard.config import RunConfig
-    from regard.tasks import Classification
-    from regard.training.step import Step
-
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "axial", "none"])
+def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(positions):
+    """The CUDA graph against plain steps: same batches (one of another size), same rates, nothing random."""
     batches = [(torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()) for _ in range(8)]
+    batches[5] = batches[5][0][:3], batches[5][1][:3]
     ends = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = regard.create("vit_nano", classes=4, size=16).cuda()
+        model = regard.create("vit_nano", classes=4, size=16, positions=positions).cuda()
         config = RunConfig(batch=8, compile=compiled, precision="fp32", optimizer="muon", weight_decay=0.1)
-        step = Step(model, Classification(), config, torch.device("cuda"))
+        step, average = Step(model, Classification(), config, torch.device("cuda")), Average(model, 0.9)
         losses = []
         for number, (x, targets) in enumerate(batches):
             step.set_rate(1e-3 * (number + 1))
             losses.append(float(step.whole(x, targets)))
+            average.update()
         assert (step.recorded is not None) == compiled
+        average.swap()  # so that the average is compared, which has followed every step
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
     assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()
+
+
+def test_a_replayed_step_drops_other_units_each_time():
+    torch.manual_seed(0)
+    model = regard.create("vit_nano", classes=4, size=16, dropout=0.5).cuda()
+    config = RunConfig(batch=8, compile=True, precision="fp32")
+    step = Step(model, Classification(), config, torch.device("cuda"))
+    x, targets = torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()
+    losses = []
+    for number in (0, 1, 2, 3, 4, 5, 5):
+        step.set_rate(0.0)
+        torch.manual_seed(number)
+        losses.append(float(step.whole(x, targets)))
+    assert len({round(loss, 6) for loss in losses[3:6]}) == 3
+    assert losses[5] == losses[6]

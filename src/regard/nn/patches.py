@@ -122,6 +122,8 @@ class GridPositions(nn.Module):
     leaves a bag of patches. A grid other than the one it was built for is met by resampling.
     """
 
+    fixed: Tensor
+
     def __init__(self, kind: Positions, grid: tuple[int, ...], width: int, prefix: int):
         super().__init__()
         if kind not in ("learned", "axial", "sinusoidal", "none"):
@@ -133,6 +135,8 @@ class GridPositions(nn.Module):
             self.table = nn.Parameter(torch.empty(prefix + math.prod(grid), width))
         elif kind == "axial":
             self.axes = nn.ParameterList(torch.empty(n, width // len(grid)) for n in grid)
+        elif kind == "sinusoidal":
+            self.register_buffer("fixed", sinusoid_grid(grid, width), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -160,5 +164,5 @@ class GridPositions(nn.Module):
                 dim=-1,
             ).flatten(0, -2)
         else:
-            table = sinusoid_grid(grid, self.width).to(tokens.device)
+            table = self.fixed if grid == self.grid else sinusoid_grid(grid, self.width).to(tokens.device)
         return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))
