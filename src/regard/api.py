@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import platform
-import sys
-from dataclasses import fields
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from regard import __version__, registry
-from regard.config import Augment, RunConfig, change, to_dict
+from regard import registry
+from regard.config import RunConfig, change, to_dict
 from regard.console import Progress
-from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, open_source, scan, split, statistics
-from regard.errors import ConfigError, DataError
-from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
+from regard.data import Images, Loader, Preparation, Scan, open_source, scan
+from regard.errors import ConfigError, DataError, did_you_mean
+from regard.evaluation import Evaluation, choose_samples, seen_samples
 from regard.evaluation import evaluate as run_evaluation
-from regard.explain import REPORTED, Explanation
-from regard.explain.draw import draw
-from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
 from regard.predictor import Predictor, build
 from regard.recipes.settle import check_settings, pick_device, settle
-from regard.report import write_report
-from regard.tasks import Classification
-from regard.training import History
-from regard.training import train as run_training
+from regard.runner import finish, fit, kept_splits, make_plan, open_folder, rehearse
+from regard.training import joined
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint, write_text
-
-_MODEL_FIELDS = (
-    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "stem",
-)  # fmt: skip
 
 
 def models() -> list[dict[str, Any]]:
@@ -180,141 +167,88 @@ def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     return train("digits", quiet=quiet, **settings)
 
 
-def train(data: str | Path, *, quiet: bool = False, command: str | None = None, **settings: Any) -> Run:
+def train(
+    data: str | Path,
+    *,
+    quiet: bool = False,
+    command: str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Run:
     """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
+
+    With `resume`, a run that `out` already holds is gone on with. With `dry_run`, a step is made, the plan is
+    printed, and nothing is written. Under torchrun, all its processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
     True
     """
-    progress = Progress(quiet)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_settings(settings)
-    if settings.get("out"):
-        Run.require_new(Path(settings["out"]))
-    found = _scan(data, progress)
-    found.require_readable()
-    config, origins = settle(found, settings)
-    names, split_note = split(found, config.split_seed, config.holdout)
-    progress.say(f"splits: {split_note}")
-    source, device = found.source, torch.device(config.device)
-    parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
-    if origins["batch"] != "flag" and len(parts["train"]) < 10 * config.batch:  # few images: still ten steps an epoch
-        config = change(config, {"batch": max(4, len(parts["train"]) // 10)})
-        origins["batch"] = "auto"
-    chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
-    progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
-    torch.manual_seed(config.seed)
-    model: Network = registry.build(
-        config.model,
-        classes=len(source.classes),
-        **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
-    ).to(device)
-    model.checkpointing = config.checkpointing
-    size, channels = model.config.size, model.config.channels
-    images = Images(found, size, channels)
-    preparation = Preparation(size, channels, *statistics(images, parts["train"]))
-
-    run = Run.create(Path(config.out or "runs/run"))
-    run.write_config(str(data), config, origins)
-    write_text(run.path / "command.txt", (command or f"regard.train({str(data)!r}, **{settings!r})") + "\n")
-    run.write_json("environment.json", _environment(device))
-    for count, what in (
-        (len(found.crossing(names)), "images stand"),
-        (len(found.parted(names)), "patients have images"),
-    ):
-        if count:
-            progress.say(f"warning: {count} {what} in more than one split (data.json lists them)")
-    run.write_json("data.json", found.to_json(names, split_note))
-    run.write_rows("splits.csv", [
-        {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d, "group": s.group or ""}
-        for s, n, d in zip(source.samples, names, found.digests, strict=True)
-    ])  # fmt: skip
-    if any(fit_loses(shape, size) for shape in found.sizes):
-        progress.say(f"images of other proportions than {size} are cut at the centre, not stretched")
-    count = sum(p.numel() for p in model.parameters())
-    progress.say(f"{config.model}: {count:,} parameters, input {size}, on {device}; run folder {run.path}")
-    history = _fit(run, model, images, parts, preparation, config, progress)
-
-    predictor = load(run.path, config.device)
-    tested = "test" if parts["test"] else "val"
-    loader = Loader(images, parts[tested], config.batch, workers=config.workers or 0)
-    with progress.bar(f"testing on {tested}", len(loader)) as tick:
-        result = run_evaluation(
-            predictor.model, predictor.task, loader, preparation, source, source.classes, device, tick
-        )
-    best = history.best or {}
-    run.write_json("summary.json", {
-        "split": tested, "parameters": count, "seconds": history.rows[-1]["seconds"],
-        "best_epoch": best.get("epoch"), "val_accuracy": best.get("val_accuracy"), **result.to_json(),
-    })  # fmt: skip
-    run.write_rows("predictions.csv", result.predictions())
-    _explain_some(run, predictor, images, result, config.explain, progress)
-    write_report(run)
+    out = settings.get("out")
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
+        return go_on(out, data=data, quiet=quiet, command=command)
+    asked = change(RunConfig(), settings)
+    with joined(torch.device(pick_device(asked.device)), asked.timeout) as world:
+        progress = Progress(quiet or not world.first)
+        if out and world.first:
+            Run.require_new(Path(out))
+        found = _scan(data, progress)
+        found.require_readable(asked.unreadable)
+        config, origins = settle(found, settings)
+        config = change(config, {"out": world.agree(config.out or "")})
+        plan = make_plan(found, config, origins, None, progress)
+        if dry_run:
+            print(rehearse(plan, progress))
+            return Run(Path(config.out or ""))
+        run = Run(Path(config.out or "").expanduser())
+        if world.first:
+            run = open_folder(plan, str(data), command or f"regard.train({str(data)!r}, **{settings!r})", progress)
+        world.wait()
+        history = fit(run, plan, progress, world)
+    if world.first:
+        finish(run, plan, history, progress)
     return run
 
 
-def _fit(
-    run: Run,
-    model: Network,
-    images: Images,
-    parts: dict[str, list[int]],
-    preparation: Preparation,
-    config: RunConfig,
-    progress: Progress,
-) -> History:
-    """Train, keeping curves and checkpoints in the run folder as they come."""
-    task, device, workers = Classification(config.smoothing), torch.device(config.device), config.workers or 0
-    classes = images.source.classes
-    varied = Images(images.scan, images.size, images.channels, crop=config.crop == "resized", seed=config.seed)
-    augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
-    validation = Loader(images, parts["val"], config.batch, workers=workers)
-
-    def keep(weights: dict[str, dict[str, Tensor]], history: History) -> None:
-        run.write_rows("metrics.csv", history.rows)
-        rows = {"best": history.best or {}, "last": history.rows[-1]}
-        for name, state in weights.items():
-            about = Checkpoint(config.model, to_dict(model.config), classes, preparation, rows[name], state)
-            save_checkpoint(run.checkpoint(name), about)
-
-    return run_training(
-        model,
-        task,
-        Loader(varied, parts["train"], config.batch, shuffle=config.seed, workers=workers),
-        Augmenter(augment, config.seed, preparation.mean, preparation.std, len(classes)),
-        config,
-        device,
-        lambda current: quick_figures(current, task, validation, preparation, device),
-        keep,
-        progress,
-    )
+_CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile")
 
 
-def _explain_some(
-    run: Run, predictor: Predictor, images: Images, result: Evaluation, count: int, progress: Progress
-) -> None:
-    """Explain a few tested images, and keep their attention for the report's reader to ask."""
-    done, room, chosen = list[list[Explanation]](), BUDGET, result.examples(count)
-    with progress.bar("explaining", len(chosen)) as tick:
-        for number, n in enumerate(chosen, start=1):
-            pixels, truth = images[0, int(result.index[n])][0], result.classes[result.labels[n]]
-            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in REPORTED])
-            draw(done[-1], run.path / "explain" / f"{number:02d}.png")
-            x = predictor.preparation(pixels).to(predictor.device)
-            room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
-            tick(number)
-    if done:
-        run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
+def resume(
+    run: str | Path, *, data: str | Path | None = None, quiet: bool = False, command: str | None = None, **changes: Any
+) -> Run:
+    """Go on with a run that was stopped, exactly where it was; `data` if its data has been moved.
+
+    Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile.
+
+    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
+    >>> resume(run.path, quiet=True).path == run.path
+    True
+    """
+    for name in changes:
+        if name not in _CHANGEABLE:
+            raise ConfigError(f"{name} cannot be changed in a run that goes on", do=did_you_mean(name, _CHANGEABLE))
+    opened = Run.open(run)
+    stored, config, origins = opened.read_config()
+    config = change(config, changes)
+    with joined(torch.device(pick_device(config.device)), config.timeout) as world:
+        progress = Progress(quiet or not world.first)
+        if (opened.path / "summary.json").is_file() and (opened.path / "report.html").is_file():
+            progress.say(f"{opened.path} is finished; there is nothing to go on with")
+            return opened
+        found = _scan(stored if data is None else data, progress)
+        splits = kept_splits(opened, found)
+        plan = make_plan(found, config, origins, splits, progress)
+        if world.first:
+            line = command or f"regard.resume({str(run)!r}, **{changes!r})"
+            write_text(opened.path / "command.txt", (opened.path / "command.txt").read_text() + line + "\n")
+        history = fit(opened, plan, progress, world)
+    if world.first:
+        finish(opened, plan, history, progress)
+    return opened
 
 
-def _environment(device: torch.device) -> dict[str, Any]:
-    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "regard": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": str(device),
-        "accelerator": accelerator,
-        "threads": torch.get_num_threads(),
-    }
+go_on = resume  # for `train`, whose keyword has the same name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -62,6 +64,10 @@ class Train:
     data: Positional[str]
     """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits."""
     settings: OmitArgPrefixes[RunConfig]
+    resume: bool = False
+    """If --out already holds a run, go on with it."""
+    dry_run: bool = False
+    """Build everything, make one step and one batch of validation, print the plan, write nothing."""
     quiet: Quiet = False
 
     def run(self) -> None:
@@ -69,7 +75,36 @@ class Train:
 
         given = _flags(RunConfig)
         settings = {f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given}
-        _tell_run(api.train(self.data, quiet=self.quiet, command=_command(), **settings))
+        extra = {"quiet": self.quiet, "command": _command(), "resume": self.resume, "dry_run": self.dry_run}
+        run = api.train(self.data, **extra, **settings)
+        if not self.dry_run:
+            _tell_run(run)
+
+
+@dataclass
+class Resume:
+    """Go on with a run that was stopped, exactly where it was."""
+
+    run_folder: Positional[str]
+    """Run folder."""
+    data: str | None = None
+    """Where its data is now. Default: where it was."""
+    workers: int | None = None
+    """Loader processes. Default: as before, as the next settings."""
+    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
+    """Where to run."""
+    nonfinite: Literal["stop", "skip"] | None = None
+    """A step whose loss or gradient is not finite is never made: stop there, or leave it out and count."""
+    timeout: float | None = None
+    """Seconds after which a process that does not answer the others is taken for lost."""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import api
+
+        changes = {name: getattr(self, name) for name in ("workers", "device", "nonfinite", "timeout")}
+        given = {name: value for name, value in changes.items() if value is not None}
+        _tell_run(api.resume(self.run_folder, data=self.data, quiet=self.quiet, command=_command(), **given))
 
 
 @dataclass
@@ -309,8 +344,8 @@ class Models:
 
 
 COMMANDS: dict[str, type] = {
-    "demo": Demo, "check": Check, "train": Train, "eval": Eval, "predict": Predict, "explain": Explain,
-    "inspect": Inspect, "report": Report, "convert": Convert, "models": Models,
+    "demo": Demo, "check": Check, "train": Train, "resume": Resume, "eval": Eval, "predict": Predict,
+    "explain": Explain, "inspect": Inspect, "report": Report, "convert": Convert, "models": Models,
 }  # fmt: skip
 
 
@@ -319,6 +354,7 @@ def main() -> None:
     words = sys.argv[1:]
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what is open is closed on the way
     try:
         if words == ["--version"]:
             from regard import __version__
@@ -372,6 +408,8 @@ def _tell_failures(failed: list[DataError]) -> None:
 
 
 def _tell_run(run: Any) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return  # of several processes, the first one speaks
     figures = run.read_json("summary.json")["figures"]
     print(f"accuracy {figures['accuracy']['value']:.4f} "
           f"(95 % interval {figures['accuracy']['low']:.4f} to {figures['accuracy']['high']:.4f}, "

@@ -223,6 +223,14 @@ class RunConfig:
     """Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 8."""
     explain: int = 6
     """Test images explained in the report."""
+    keep: int = 0
+    """Weights of so many latest epochs kept, beside best and last."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient is not finite is never made: stop there, or leave it out and count."""
+    unreadable: float = 0.01
+    """Share of images that may be unreadable: they are listed and left out. More, and nothing is trained."""
+    timeout: float = 600.0
+    """Seconds after which a process that does not answer the others is taken for lost."""
 
 
 Origin = Literal["default", "recipe", "flag", "auto"]

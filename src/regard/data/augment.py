@@ -1,7 +1,7 @@
 """Augmentation on whole batches, each sample's randomness its own: a function of (seed, epoch, sample).
 
-Images come as float in 0..1 with shape (B, C, *size). Mixing pairs samples of a batch, so it is keyed by
-(seed, epoch, step) instead.
+Images come as float in 0..1 with shape (B, C, *size). Mixing pairs neighbours in a batch and is keyed by
+(seed, epoch, step), so a batch that several processes share is mixed as it would be whole.
 """
 
 import math
@@ -174,14 +174,17 @@ def erase(x: Tensor, u: Tensor, share: float) -> Tensor:
 
 
 def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-    """mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), one of them for the whole batch."""
+    """mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), one of them for the whole batch.
+
+    Each image is mixed with its neighbour: the first with the second and the second with the first.
+    """
     kinds = [kind for kind in ("mixup", "cutmix") if getattr(config, kind) > 0]
     if not kinds:
         return x, targets
     draw = np.random.default_rng([seed, epoch, step])
     kind = kinds[int(draw.integers(len(kinds)))]
     alpha = getattr(config, kind)
-    own, other = float(draw.beta(alpha, alpha)), torch.from_numpy(draw.permutation(len(x)))
+    own, other = float(draw.beta(alpha, alpha)), (torch.arange(len(x)) ^ 1).clamp_max(len(x) - 1)
     if kind == "mixup":
         x = x * own + x[other] * (1 - own)
     else:

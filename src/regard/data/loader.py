@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,11 +22,16 @@ from regard.errors import ConfigError, DataError
 
 
 class Batch(NamedTuple):
-    """images (B, C, *size), uint8 or float in 0..1; labels (B,); numbers (B,), which samples they are."""
+    """images (B, C, *size), uint8 or float in 0..1; labels (B,); numbers (B,), which samples they are.
+
+    `steps` parts them into the batches of single steps: how many images each has, and which share of a
+    batch that several processes divide among them.
+    """
 
     images: Tensor
     labels: Tensor
     numbers: Tensor
+    steps: tuple[tuple[int, float], ...] = ()
 
 
 def with_channels(pixels: Tensor, channels: int) -> Tensor:
@@ -116,10 +122,11 @@ class Images(Dataset[tuple[Tensor, int, int]]):
 
 
 class _Order:
-    """Batches of (epoch, sample number) for the loader; the epoch is set from outside."""
+    """Batches of (epoch, sample number) for the loader; the epoch, and where in it to begin, are set from outside."""
 
-    def __init__(self, index: np.ndarray, batch: int, seed: int | None):
-        self.index, self.batch, self.seed, self.epoch = index, batch, seed, 0
+    def __init__(self, index: np.ndarray, batch: int, seed: int | None, rank: int, ranks: int):
+        self.index, self.batch, self.seed, self.rank, self.ranks = index, batch, seed, rank, ranks
+        self.epoch, self.start = 0, 0
 
     def __len__(self) -> int:
         return -(-len(self.index) // self.batch)
@@ -127,20 +134,45 @@ class _Order:
     def numbers(self) -> np.ndarray:
         return self.index if self.seed is None else order(self.seed, self.epoch, self.index)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def batches(self) -> list[tuple[np.ndarray, float]]:
+        """What this process has of each batch, and which share of the batch that is."""
         numbers = self.numbers()
-        for start in range(0, len(numbers), self.batch):
-            yield [(self.epoch, int(i)) for i in numbers[start : start + self.batch]]
+        return [self._own(numbers[at : at + self.batch]) for at in range(self.start, len(numbers), self.batch)]
+
+    def _own(self, whole: np.ndarray) -> tuple[np.ndarray, float]:
+        if self.ranks == 1:
+            return whole, 1.0
+        each = -(-len(whole) // self.ranks)
+        each += each % 2  # mixing pairs neighbours: pairs stay together
+        own = whole[self.rank * each : (self.rank + 1) * each]
+        # Processes step together, so one that has nothing to do takes an image that counts for nothing.
+        return (own, len(own) / len(whole)) if len(own) else (whole[:1], 0.0)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for numbers, _ in self.batches():
+            yield [(self.epoch, int(i)) for i in numbers]
 
 
 class Loader:
     """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
 
-    Images that fit in memory are fitted once and kept there; `keep_on` moves them to a device for good.
+    Images that fit in memory are fitted once and kept there; `keep_on` moves them to a device for good. Of
+    `ranks` processes each gets its share of every batch, so the batches are the same for any number of them.
     """
 
-    def __init__(self, images: Images, index: list[int], batch: int, *, shuffle: int | None = None, workers: int = 0):
-        self.images, self.order, self.batch = images, _Order(np.array(index, dtype=np.int64), batch, shuffle), batch
+    def __init__(
+        self,
+        images: Images,
+        index: list[int],
+        batch: int,
+        *,
+        shuffle: int | None = None,
+        workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
+        self.images, self.batch = images, batch
+        self.order = _Order(np.array(index, dtype=np.int64), batch, shuffle, rank, ranks)
         self.stacked: Batch | None = None
         self.loader: DataLoader[Any] | None = None
         fitted = len(index) * images.channels * math.prod(images.size)
@@ -150,11 +182,12 @@ class Loader:
         elif workers:
             # A generator of its own keeps the loader from drawing on (and so changing) the global one.
             self.loader = DataLoader(
-                images,
+                _Guarded(images),
                 batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
                 num_workers=workers,
-                collate_fn=collate,
+                collate_fn=_collate_or_error,
                 persistent_workers=True,
+                worker_init_fn=_leave_signals,
                 generator=torch.Generator(),
             )
 
@@ -163,23 +196,75 @@ class Loader:
 
     def keep_on(self, device: torch.device) -> None:
         if self.stacked is not None:
-            images, labels, numbers = self.stacked
+            images, labels, numbers, _ = self.stacked
             self.stacked = Batch(images.to(device), labels.to(device), numbers)
 
-    def epoch(self, number: int, together: int = 1) -> Iterator[Batch]:
-        """The epoch's batches; of images in memory, `together` of them as one."""
-        self.order.epoch = number
+    def close(self) -> None:
+        """End the loader's processes now; left to Python's exit, each would be waited for."""
+        running = getattr(self.loader, "_iterator", None)
+        if running is not None:
+            running._shutdown_workers()
+
+    def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[Batch]:
+        """The epoch's batches from sample `start` on; of images in memory, `together` of them as one."""
+        self.order.epoch, self.order.start = number, start
+        batches = self.order.batches()
         if self.stacked is not None:
-            numbers = self.order.numbers()
-            rows = self.sorted[np.searchsorted(self.order.index, numbers, sorter=self.sorted)]
-            for part in torch.from_numpy(rows).split(self.batch * together):
+            for at in range(0, len(batches), together):
+                some = batches[at : at + together]
+                wanted = np.concatenate([numbers for numbers, _ in some])
+                part = torch.from_numpy(self.sorted[np.searchsorted(self.order.index, wanted, sorter=self.sorted)])
                 there = part.to(self.stacked.images.device)
-                yield Batch(self.stacked.images[there], self.stacked.labels[there], self.stacked.numbers[part])
+                images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
+                yield Batch(images, labels, numbers, tuple((len(own), share) for own, share in some))
         elif self.loader is not None:
-            yield from self.loader
+            for (own, share), batch in zip(batches, self._from_workers(), strict=True):
+                yield batch._replace(steps=((len(own), share),))
         else:
-            for batch in self.order:
-                yield collate([self.images[at] for at in batch])
+            for own, share in batches:
+                yield collate([self.images[number, int(i)] for i in own])._replace(steps=((len(own), share),))
+
+    def _from_workers(self) -> Iterator[Batch]:
+        assert self.loader is not None
+        try:
+            for batch in self.loader:
+                if isinstance(batch, DataError):
+                    raise batch
+                yield batch
+        except RuntimeError as error:
+            if "worker" not in str(error):
+                raise
+            raise DataError(
+                f"a process that loads images died: {str(error).splitlines()[0]}",
+                where=self.images.source.name,
+                do="free memory (each worker holds a few batches) or give fewer --workers; `regard resume` goes on",
+            ) from None
+
+
+class _Guarded(Dataset[Any]):
+    """Samples for a worker, whose errors travel as values: raised there, they would arrive as tracebacks."""
+
+    def __init__(self, images: Images):
+        self.images = images
+
+    def __getitem__(self, at: tuple[int, int]) -> tuple[Tensor, int, int] | DataError:
+        try:
+            return self.images[at]
+        except DataError as error:
+            return DataError(error.what, where=error.where or self.images.source.samples[at[1]].key, do=error.do)
+
+
+def _collate_or_error(samples: list[Any]) -> Batch | DataError:
+    return next((s for s in samples if isinstance(s, DataError)), None) or collate(samples)
+
+
+def _leave_signals(worker: int) -> None:
+    """Ctrl-C and SIGTERM reach every process of a group; when to stop is the parent's to say.
+
+    Only the first SIGTERM is passed over: a second one is how the parent ends a process that does not hear.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
 def collate(samples: list[tuple[Tensor, int, int]]) -> Batch:

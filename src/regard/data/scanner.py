@@ -107,7 +107,9 @@ class Scan:
     def to_json(self, splits: list[str], split_note: str) -> dict[str, Any]:
         """data.json: what the data is, to the last hash, and what is odd about it."""
         source = self.source
-        counts = {name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test") if name in splits}
+        counts = {
+            name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test", "unreadable") if name in splits
+        }
         for sample, name in zip(source.samples, splits, strict=True):
             counts[name][source.classes[sample.label]] += 1
 
@@ -125,6 +127,7 @@ class Scan:
             "sizes": {"×".join(map(str, size)): n for size, n in self.sizes.most_common(20)},
             "modes": dict(self.modes),
             "ignored": list(source.ignored),
+            "unreadable": dict(self.unreadable),
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
             "groups": len({sample.group for sample in source.samples} - {None}),
@@ -132,14 +135,17 @@ class Scan:
             "conflicting_labels": keys(self.conflicting()),
         }
 
-    def require_readable(self) -> None:
-        if self.unreadable:
+    def require_readable(self, share: float = 0.0) -> None:
+        """Up to this share of the samples may be damaged."""
+        bad, total = len(self.unreadable), len(self.source.samples)
+        if bad > share * total:
             lines = "\n".join(f"    {key}: {why}" for key, why in self.unreadable[:10])
-            more = f"\n    and {len(self.unreadable) - 10} more" if len(self.unreadable) > 10 else ""
+            more = f"\n    and {bad - 10} more" if bad > 10 else ""
             raise DataError(
-                f"{len(self.unreadable)} of {len(self.source.samples)} images cannot be read:\n{lines}{more}",
+                f"{bad} of {total} images cannot be read:\n{lines}{more}",
                 where=self.source.name,
-                do="repair or remove them",
+                do="repair or remove them"
+                + (f", or let more be left out: --unreadable {bad / total:.2g}" if share else ""),
             )
 
 

@@ -75,8 +75,11 @@ def predict_loader(
     preparation: Preparation,
     device: torch.device,
     tick: Callable[[int, str], None] = lambda done, note="": None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order.
+
+    And which of them count: of a batch shared by several processes, one may hold a sample of another's.
+    """
     training = model.training
     model.eval()
     parts: list[tuple[np.ndarray, ...]] = []
@@ -84,21 +87,33 @@ def predict_loader(
         for number, batch in enumerate(loader.epoch(0), start=1):
             x = preparation.normalised(to_float(batch.images.to(device)))
             probs = task.probabilities(model(x, lean=True)).cpu()
-            parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy()))
+            counted = np.repeat([share > 0 for _, share in batch.steps], [size for size, _ in batch.steps])
+            parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy(), counted))
             tick(number, "")
     finally:
         model.train(training)
-    probs, labels, index = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return probs, labels, index
+    probs, labels, index, counted = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return probs, labels, index, counted
 
 
 def quick_figures(
-    model: nn.Module, task: Task, loader: Loader, preparation: Preparation, device: torch.device
+    model: nn.Module,
+    task: Task,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[..., None] = lambda *_: None,
+    sums: Callable[[list[float]], list[float]] = lambda numbers: numbers,
 ) -> dict[str, float]:
-    """What the training loop needs to choose by: accuracy and log loss, without intervals."""
-    probs, labels, _ = predict_loader(model, task, loader, preparation, device)
+    """What the training loop needs to choose by: accuracy and log loss, without intervals.
+
+    `sums` adds numbers up over the processes that share the loader's batches.
+    """
+    probs, labels, _, counted = predict_loader(model, task, loader, preparation, device, tick)
     own = np.clip(probs[np.arange(len(labels)), labels], 1e-12, 1)
-    return {"accuracy": float((probs.argmax(1) == labels).mean()), "loss": float(-np.log(own).mean())}
+    right = probs.argmax(1) == labels
+    hits, lost, count = sums([float(np.sum(x[counted])) for x in (right, -np.log(own), np.ones(len(own)))])
+    return {"accuracy": hits / count, "loss": lost / count}
 
 
 def evaluate(
@@ -112,7 +127,7 @@ def evaluate(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> Evaluation:
     """Figures with intervals over everything the loader gives. The source's classes are matched by name."""
-    probs, labels, index = predict_loader(model, task, loader, preparation, device, tick)
+    probs, labels, index, _ = predict_loader(model, task, loader, preparation, device, tick)
     labels = np.array([classes.index(source.classes[label]) for label in labels])
     keys = [source.samples[i].key for i in index]
     return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)

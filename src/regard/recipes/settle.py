@@ -112,10 +112,33 @@ def _free_folder(wish: str) -> str:
     return path
 
 
-_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1} | dict.fromkeys(
-    ("lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers"), 0
+_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1, "timeout": 1} | dict.fromkeys(
+    (
+        "lr",
+        "weight_decay",
+        "clip",
+        "mixup",
+        "cutmix",
+        "rotate",
+        "zoom",
+        "seed",
+        "split_seed",
+        "explain",
+        "workers",
+        "keep",
+    ),
+    0,
 )
-_BELOW = {"smoothing": 1, "ema": 1, "warmup": 1, "zoom": 1, "holdout": 0.5, "seed": 2**31, "split_seed": 2**31}
+_BELOW = {
+    "unreadable": 1,
+    "smoothing": 1,
+    "ema": 1,
+    "warmup": 1,
+    "zoom": 1,
+    "holdout": 0.5,
+    "seed": 2**31,
+    "split_seed": 2**31,
+}
 
 
 def _check(config: RunConfig) -> None:

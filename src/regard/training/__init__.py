@@ -1,6 +1,13 @@
-"""The training loop and what moves the weights."""
+"""The training loop, what moves the weights, and what lets a run stop anywhere and go on."""
 
-from regard.training.loop import History, train
+from regard.training.distributed import ALONE, World, joined
+from regard.training.loop import History, Training
 from regard.training.optim import Average, Muon, learning_rate, make_optimizers
+from regard.training.state import load_state, save_state
+from regard.training.step import Step
+from regard.training.stopping import Stop
 
-__all__ = ["Average", "History", "Muon", "learning_rate", "make_optimizers", "train"]
+__all__ = [
+    "ALONE", "Average", "History", "Muon", "Step", "Stop", "Training", "World", "joined", "learning_rate", "load_state",
+    "make_optimizers", "save_state",
+]  # fmt: skip

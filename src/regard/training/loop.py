@@ -2,142 +2,258 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from regard.config import RunConfig
 from regard.console import Progress
-from regard.data import Augmenter, Loader
+from regard.data import Augmenter, Batch, Loader
 from regard.errors import RunError
 from regard.tasks import Task
+from regard.training.distributed import ALONE, World, watched
 from regard.training.optim import Average, learning_rate
-from regard.training.step import Step, mixed
+from regard.training.state import pack, unpack
+from regard.training.step import Part, Step, mixed
+from regard.training.stopping import Halt, Stop
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
 SAVE_EVERY = 30.0  # seconds: an epoch may take one, and writing weights to disk as long
+SAVE_SHARE = 0.05  # of the time, at most, goes into saving
+LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 
 
 @dataclass
 class History:
-    """What happened: one row an epoch, and the best of them by validation."""
+    """What happened: one row an epoch, the best of them by validation, and how far the run has come.
+
+    The position is in updates and samples, so any number of workers or processes can go on from it.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
+    epoch: int = 1
+    samples: int = 0
+    updates: int = 0
+    seconds: float = 0.0
+    waiting: float = 0.0
+    skipped: int = 0
 
 
-def train(
-    model: nn.Module,
-    task: Task,
-    loader: Loader,
-    augment: Augmenter,
-    config: RunConfig,
-    device: torch.device,
-    evaluate: Callable[[nn.Module], dict[str, float]],
-    keep: Callable[[dict[str, dict[str, Tensor]], History], None],
-    progress: Progress,
-) -> History:
-    """Train for `config.epochs`. `evaluate` gives validation figures; `keep(weights by name, history)` saves.
+class Shelf(Protocol):
+    """Where a run is kept."""
+
+    def weights(self, name: str, weights: dict[str, Tensor], history: History) -> None: ...
+
+    def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None: ...
+
+    def trouble(self, history: History, numbers: list[int], what: str) -> None: ...
+
+
+class Training:
+    """A model on its way. `evaluate(model, tick)` gives validation figures; the shelf keeps what is worth keeping.
 
     The weights that are evaluated and kept are the moving average, if there is one. Dropout draws from a
     generator seeded anew at every step, so nothing depends on what else drew from it.
     """
-    step = Step(model, task, config, device)
-    average = Average(model, config.ema) if config.ema else None
-    loader.keep_on(device)
-    per_epoch = math.ceil(len(loader) / config.accumulate)
-    steps, done, history, shelf = per_epoch * config.epochs, 0, History(), _Shelf(keep)
-    start = time.monotonic()
-    with progress.bar("training step", steps) as tick:
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        loader: Loader,
+        augment: Augmenter,
+        config: RunConfig,
+        device: torch.device,
+        evaluate: Callable[[nn.Module, Callable[..., None]], dict[str, float]],
+        shelf: Shelf,
+        progress: Progress,
+        world: World = ALONE,
+    ):
+        self.model, self.loader, self.augment, self.config, self.device = model, loader, augment, config, device
+        self.evaluate, self.shelf, self.progress, self.world = evaluate, shelf, progress, world
+        self.step = Step(model, task, config, device, world, progress.say)
+        self.average = Average(model, config.ema) if config.ema else None
+        self.history, self.stop = History(), Stop(progress.quiet)
+        self.total = torch.zeros((), device=device)
+        self.steps = math.ceil(len(loader) / config.accumulate) * config.epochs
+        self.fresh: dict[str, dict[str, Tensor]] = {}
+        self.saved, self.saving, self.began = time.monotonic(), 0.0, time.monotonic()
+        self.unseen: list[tuple[Tensor, list[int]]] = []
+        loader.keep_on(device)
+
+    def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.total.copy_(tensors.pop("loss"))
+        unpack(tensors, self.model, list(self.step.optimizers), self.average)
+        self.history = History(**about["history"])
+        if self.average:
+            self.average.updates = about["average_updates"]
+
+    def run(self) -> History:
+        """Train until the last epoch, or until somebody asks to stop: then all is saved first."""
+        history, self.began = self.history, time.monotonic() - self.history.seconds
+        with self.progress.bar("training step", self.steps) as tick, self.stop, watched(self.world):
+            try:
+                while history.epoch <= self.config.epochs:
+                    self._learn(tick)
+                    self._judge()
+                self._save()
+            except Halt:
+                self._save()
+                at = f"epoch {history.epoch}, update {history.updates} of {self.steps}"
+                self.progress.say(f"stopped in {at}; `regard resume` goes on from there")
+                self.stop.leave()
+            except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
+                self._keep()
+                raise
+        return history
+
+    def _learn(self, tick: Callable[[int, str], None]) -> None:
+        """The steps of an epoch that are left."""
+        config, history, size = self.config, self.history, len(self.loader.order.index)
+        self.model.train()
+        batches = self._batches()
+        while group := list(itertools.islice(batches, config.accumulate)):
+            torch.manual_seed((config.seed << 32) + history.updates + (self.world.rank << 24))
+            self.step.set_rate(learning_rate(history.updates, self.steps, config.lr, config.warmup))
+            loss, bad = self.step.whole([part for part, _ in group])
+            self.total += torch.where(bad > 0, 0.0, loss)
+            if self.average:
+                self.average.update()
+            history.updates += 1
+            history.samples = min(size, history.samples + config.batch * len(group))
+            self.unseen.append((bad.clone(), [n for _, numbers in group for n in numbers]))
+            if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.samples == size:
+                self._look()
+            tick(history.updates, _note(history))
+            self._pause()
+
+    def _batches(self) -> Iterator[tuple[Part, list[int]]]:
+        """Augmented images and soft targets. On a GPU many batches are augmented at once: a few launches, not many."""
+        loader, augment, history, device = self.loader, self.augment, self.history, self.device
+        pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
+        together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
+        step = history.samples // loader.batch
+        for some in self._waited(loader.epoch(history.epoch, together, history.samples)):
+            images = augment.images(some.images.to(device, non_blocking=True), some.numbers, history.epoch)
+            labels = some.labels.to(device, non_blocking=True)
+            sizes = [n for n, _ in some.steps]
+            parts = (images.split(sizes), labels.split(sizes), some.numbers.split(sizes), some.steps)
+            for x, own, numbers, (_, share) in zip(*parts, strict=True):
+                yield (*augment.mix(x, own, history.epoch, step), share), numbers.tolist()
+                step += 1
+
+    def _waited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same, with the time counted in which nothing could be done for want of data.
+
+        A GPU that still works on earlier steps is not kept waiting, however long this process is.
+        """
+        while True:
+            event = torch.cuda.Event() if self.device.type == "cuda" else None
+            if event:
+                event.record()
+            begun = time.monotonic()
+            batch = next(batches, None)
+            if event is None or event.query():
+                self.history.waiting += time.monotonic() - begun
+            if batch is None:
+                return
+            yield batch
+
+    def _look(self) -> None:
+        """Was every step finite? One that was not has changed nothing, and its images are written down."""
+        flags = torch.stack([bad for bad, _ in self.unseen]).tolist()
+        found, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
+        for numbers in found:
+            self.history.skipped += 1
+            self.shelf.trouble(self.history, numbers, "loss or gradient not finite")
+            if self.config.nonfinite == "stop":
+                raise RunError(
+                    f"loss or gradient is not a number in epoch {self.history.epoch}; that step was not made, and "
+                    f"trouble.json in the run folder names its images",
+                    do="look at these images; lower --lr, keep --clip on, or train in fp32; "
+                    "`regard resume RUN --nonfinite skip` leaves such steps out",
+                )
+
+    def _judge(self) -> None:
+        """Validate at the end of an epoch, and begin the next."""
+        history = self.history
+        self._swap()
         try:
-            for epoch in range(1, config.epochs + 1):
-                model.train()
-                total, lr, parts = torch.zeros((), device=device), 0.0, 1
-                for number, (x, targets) in enumerate(batches(loader, augment, epoch, device)):
-                    if number % config.accumulate == 0:
-                        torch.manual_seed((config.seed << 32) + done)
-                        parts = min(config.accumulate, len(loader) - number)
-                        lr = learning_rate(done, steps, config.lr, config.warmup)
-                        step.set_rate(lr)
-                    if config.accumulate == 1:
-                        total += step.whole(x, targets)
-                    else:
-                        total += step.gradients(x, targets, parts)
-                        if (number + 1) % config.accumulate and number + 1 < len(loader):
-                            continue
-                        step.apply()
-                    done += 1
-                    if average:
-                        average.update()
-                    tick(done, _note(history))
-                loss = float(total) / len(loader)
-                if average:
-                    average.swap()
-                with torch.compiler.set_stance("force_eager"), mixed(config, device):
-                    figures = evaluate(model)
-                if not math.isfinite(loss + figures["loss"]):
-                    raise RunError(
-                        f"the loss is not a number in epoch {epoch}; the weights kept are those from before",
-                        do="lower --lr, keep --clip on, or train in fp32",
-                    )
-                seconds = round(time.monotonic() - start, 2)
-                row = {
-                    "epoch": epoch,
-                    "step": done,
-                    "seconds": seconds,
-                    "lr": f"{lr:.3g}",
-                    "train_loss": round(loss, 5),
-                }
-                history.rows.append(row | {f"val_{name}": round(value, 5) for name, value in figures.items()})
-                better = history.best is None or _rank(history.rows[-1]) >= _rank(history.best)
-                if better:
-                    history.best = history.rows[-1]
-                shelf.put(model, history, better)
-                if average:
-                    average.swap()
-        except KeyboardInterrupt:
-            saved = "the run folder can be used with eval, predict and explain" if history.rows else "nothing was saved"
-            progress.say(f"stopped after {len(history.rows)} whole epochs; {saved}")
+            with torch.compiler.set_stance("force_eager"), mixed(self.config, self.device):
+                figures = self.evaluate(self.model, self.check)
+        except BaseException:
+            self._swap()
             raise
-        finally:
-            shelf.write(history)
-    return history
+        loss = self.world.sums([float(self.total)])[0] / len(self.loader)
+        history.seconds = time.monotonic() - self.began
+        rate = learning_rate(history.updates - 1, self.steps, self.config.lr, self.config.warmup)
+        row = {
+            "epoch": history.epoch,
+            "step": history.updates,
+            "seconds": round(history.seconds, 2),
+            "lr": f"{rate:.3g}",
+            "train_loss": round(loss, 5),
+            **{f"val_{name}": round(value, 5) for name, value in figures.items()},
+        }
+        if not math.isfinite(loss + figures["loss"]):
+            self._swap()
+            raise RunError(
+                f"the loss is not a number in epoch {history.epoch}; the weights kept are those from before",
+                do="lower --lr, keep --clip on, or train in fp32",
+            )
+        history.rows.append(row)
+        names = ["last"] + [f"epoch-{history.epoch:04d}"] * (self.config.keep > 0)
+        if history.best is None or _rank(row) >= _rank(history.best):
+            history.best = row
+            names.append("best")
+        weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self.fresh |= dict.fromkeys(names, weights)
+        self._swap()
+        history.epoch, history.samples = history.epoch + 1, 0
+        self.total.zero_()
 
+    def _swap(self) -> None:
+        if self.average:
+            self.average.swap()
 
-class _Shelf:
-    """The best and the last weights, written from time to time and at the end."""
+    def check(self, *_: object) -> None:
+        """Here the run may stop: everything is between two steps."""
+        if self.world.any(bool(self.stop.wanted)):
+            self.stop.wanted = self.stop.wanted or signal.SIGTERM  # another process was asked
+            raise Halt
 
-    def __init__(self, keep: Callable[[dict[str, dict[str, Tensor]], History], None]):
-        self.keep, self.weights, self.written = keep, {}, 0.0
+    def _pause(self) -> None:
+        """Between two steps: save if it is time to; stop if somebody asked. All processes do the same."""
+        due = time.monotonic() - self.saved > max(SAVE_EVERY, self.saving / SAVE_SHARE)
+        if self.world.any(due or bool(self.stop.wanted)):
+            self.check()
+            self._save()
 
-    def put(self, model: nn.Module, history: History, best: bool) -> None:
-        copy = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        self.weights |= {"best": copy, "last": copy} if best else {"last": copy}
-        if time.monotonic() - self.written > SAVE_EVERY:
-            self.write(history)
+    def _save(self) -> None:
+        """The kept weights first and the state after them: whenever this is cut short, what stands fits together."""
+        begun = time.monotonic()
+        self._keep()
+        self.history.seconds = begun - self.began
+        updates = self.average.updates if self.average else 0
+        tensors = pack(self.model, self.step.optimizers, self.average) | {"loss": self.total}
+        self.shelf.state(tensors, {"history": asdict(self.history), "average_updates": updates})
+        self.saved = time.monotonic()
+        self.saving = self.saved - begun
 
-    def write(self, history: History) -> None:
-        if self.weights:
-            self.keep(self.weights, history)
-            self.weights, self.written = {}, time.monotonic()
-
-
-def batches(loader: Loader, augment: Augmenter, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented images and soft targets. On a GPU many batches are augmented at once: a few launches, not many."""
-    pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
-    together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
-    step = 0
-    for some in loader.epoch(epoch, together):
-        images = augment.images(some.images.to(device, non_blocking=True), some.numbers, epoch)
-        labels = some.labels.to(device, non_blocking=True)
-        for x, own in zip(images.split(loader.batch), labels.split(loader.batch), strict=True):
-            yield augment.mix(x, own, epoch, step)
-            step += 1
+    def _keep(self) -> None:
+        """Write the weights that are not written yet."""
+        for name, weights in self.fresh.items():
+            self.shelf.weights(name, weights, self.history)
+        self.fresh = {}
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, float]:

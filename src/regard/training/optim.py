@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -41,19 +42,26 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One move; none at all where `found_inf`, the flag that torch's own optimizers know too, is 1."""
+        bad = getattr(self, "found_inf", None)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if not self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
             means, grads = [self.state[p]["momentum"] for p in params], [p.grad for p in params]
-            torch._foreach_lerp_(means, grads, 1 - group["momentum"])
+            keep = 1.0 if bad is None else 1 - bad
+            if bad is not None:  # what is not finite must not even be multiplied by zero
+                grads = [torch.where(bad > 0, torch.zeros_like(g), g) for g in grads]
+            ahead = torch._foreach_sub(grads, means)
+            torch._foreach_mul_(ahead, (1 - group["momentum"]) * keep)
+            torch._foreach_add_(means, ahead)
             ahead = torch._foreach_lerp(grads, means, group["momentum"])
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * keep)
             for shape in {p.shape for p in params}:
                 same = [n for n, p in enumerate(params) if p.shape == shape]
                 moves = orthogonalised(torch.stack([ahead[n] for n in same]))
-                moves = moves.to(params[0].dtype) * (-0.2 * max(shape) ** 0.5 * group["lr"])
+                moves = moves.to(params[0].dtype) * (-0.2 * max(shape) ** 0.5 * group["lr"] * keep)
                 torch._foreach_add_([params[n] for n in same], list(moves.unbind()))
 
 
@@ -86,8 +94,12 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay, self.updates = decay, 0
-        self.source = [t for t in model.state_dict().values() if t.is_floating_point()]
+        floating = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+        self.names, self.source = list(floating), list(floating.values())
         self.shadow = [t.detach().clone() for t in self.source]
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        return zip(self.names, self.shadow, strict=True)
 
     @torch.no_grad()
     def update(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,11 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import RunConfig
+from regard.errors import RunError
 from regard.nn import EncoderBlock
 from regard.tasks import Task
+from regard.training.distributed import ALONE, World, spread, unsynced, whole
 from regard.training.optim import make_optimizers
 
 WARM = 3  # ordinary steps before recording: libraries choose their kernels, the optimizer makes its state
+
+Part = tuple[Tensor, Tensor, float]
+"""Images, their targets, and which share of its batch a part is (1, unless several processes divide it)."""
 
 
 class Step:
@@ -24,12 +31,22 @@ class Step:
     another size (the last of an epoch) takes the ordinary way.
     """
 
-    def __init__(self, model: nn.Module, task: Task, config: RunConfig, device: torch.device):
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: RunConfig,
+        device: torch.device,
+        world: World = ALONE,
+        say: Callable[[str], None] = lambda text: None,
+    ):
         self.model, self.task, self.config, self.device = model, task, config, device
+        self.world, self.say = world, say
         self.optimizers = make_optimizers(model, config.optimizer, config.lr, config.weight_decay)
-        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor] | None = None
-        self.recordable = device.type == "cuda" and config.accumulate == 1 and bool(config.compile)
-        self.done = 0
+        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, Tensor]] | None = None
+        alone = config.accumulate == 1 and world.size == 1
+        self.recordable = device.type == "cuda" and alone and bool(config.compile)
+        self.pieces, self.done = 1, 0
         if self.recordable:
             for group in self.groups():
                 group["lr"], group["capturable"] = torch.tensor(config.lr, device=device), True
@@ -38,6 +55,7 @@ class Step:
             for module in model.modules():
                 if isinstance(module, EncoderBlock):
                     module.compile(dynamic=False)
+        self.spread = spread(model, world, device)
 
     def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -49,42 +67,77 @@ class Step:
             else:
                 group["lr"] = rate
 
-    def gradients(self, x: Tensor, targets: Tensor, parts: int = 1) -> Tensor:
-        """Add this batch's gradients, divided by `parts`; returns its loss."""
-        with mixed(self.config, self.device):
-            loss = self.task.loss(self.model(x, lean=True), targets)
-        (loss / parts).backward()
-        return loss.detach()
+    def gradients(self, parts: list[Part]) -> Tensor:
+        """Add the gradients of the mean over `parts`, and give this process's share of the sum of their losses."""
+        total = torch.zeros((), device=self.device)
+        for number, (x, targets, share) in enumerate(parts, start=1):
+            pieces = list(zip(x.chunk(self.pieces), targets.chunk(self.pieces), strict=True))
+            for place, (some, wanted) in enumerate(pieces, start=1):
+                weight = share * len(some) / len(x)
+                with unsynced(self.spread, number == len(parts) and place == len(pieces)):
+                    with mixed(self.config, self.device):
+                        loss = self.task.loss(self.spread(some, lean=True), wanted)
+                    # Processes average their gradients; what is wanted is the sum of their shares.
+                    (loss * (weight * self.world.size / len(parts))).backward()
+                total += loss.detach() * weight
+        return total
 
-    def apply(self) -> None:
-        """Move the weights by the gradients gathered, and forget these."""
-        if self.config.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+    def apply(self) -> Tensor:
+        """Move the weights by the gradients gathered, unless these are not finite; 1 if so, else 0.
+
+        The optimizers themselves look at the flag, as they do for a gradient scaler, so that a GPU need not
+        wait for Python to look.
+        """
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
+        bad = (~torch.isfinite(norm)).float()
         for optimizer in self.optimizers:
+            setattr(optimizer, "found_inf", bad)  # noqa: B010 - torch declares no such field
             optimizer.step()
             optimizer.zero_grad()
+        return bad
 
-    def whole(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Gradients and update for one batch; returns its loss."""
-        usual = len(x) == self.config.batch
+    def whole(self, parts: list[Part]) -> tuple[Tensor, Tensor]:
+        """Gradients and update for one step; its losses' sum, and whether it was left out for not being finite.
+
+        Where memory runs out, the step is done again in smaller pieces that add up to the same.
+        """
+        try:
+            return self._whole(parts)
+        except torch.OutOfMemoryError as error:
+            most = max(len(x) for x, _, _ in parts)
+            if self.world.size > 1 or self.pieces >= most:
+                do = "give a smaller --batch with --accumulate, a smaller --size or model, or --checkpointing"
+                raise RunError(f"memory ran out at {most} images a step: {error}", do=do) from None
+            # While recording, memory is needed a second time: the ordinary way may still do.
+            self.pieces *= 1 if self.recordable and self.done >= WARM else 2
+            self.recordable, self.recorded = False, None
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        each = -(-max(len(x) for x, _, _ in parts) // self.pieces)
+        self.say(f"memory ran out: each step is now made of pieces of {each} images, with the same result")
+        return self.whole(parts)
+
+    def _whole(self, parts: list[Part]) -> tuple[Tensor, Tensor]:
+        x, targets, _ = parts[0]
+        usual = len(x) == -(-self.config.batch // self.world.size)
         if not (self.recordable and usual and self.done >= WARM):
             self.done += usual
             # Compiling for a size that comes once an epoch is not worth its time.
             with nullcontext() if usual else torch.compiler.set_stance("force_eager"):
-                loss = self.gradients(x, targets)
-            self.apply()
-            return loss
+                loss = self.gradients(parts)
+            return loss, self.apply()
         if self.recorded is None:
             graph, x, targets = torch.cuda.CUDAGraph(), x.clone(), targets.clone()
             with torch.cuda.graph(graph):
-                loss = self.gradients(x, targets)
-                self.apply()
-            self.recorded = graph, x, targets, loss
-        graph, held, held_targets, loss = self.recorded
-        held.copy_(x)
-        held_targets.copy_(targets)
+                result = self.gradients([(x, targets, 1.0)]), self.apply()
+            self.recorded = graph, x, targets, result
+        graph, held, held_targets, result = self.recorded
+        held.copy_(parts[0][0])
+        held_targets.copy_(parts[0][1])
         graph.replay()
-        return loss
+        return result
 
 
 def mixed(config: RunConfig, device: torch.device) -> Any:

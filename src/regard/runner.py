@@ -1,0 +1,309 @@
+"""A run from its data to its report: prepared, fitted (or gone on with), tested, explained, written down."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import __version__, registry
+from regard.config import Augment, Origin, RunConfig, change, to_dict
+from regard.console import Progress, columns
+from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, split, statistics
+from regard.errors import RunError
+from regard.evaluation import Evaluation, quick_figures
+from regard.evaluation import evaluate as run_evaluation
+from regard.explain import REPORTED, Explanation
+from regard.explain.draw import draw
+from regard.explain.explorer import BUDGET, keep_attention
+from regard.networks import Network
+from regard.predictor import Predictor
+from regard.report import write_report
+from regard.tasks import Classification
+from regard.training import ALONE, History, Training, World, load_state, save_state
+from regard.weights import Checkpoint, Run, open_weights, save_checkpoint, write_text
+
+_MODEL_FIELDS = (
+    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
+    "drop_path", "stem",
+)  # fmt: skip
+
+
+@dataclass
+class Plan:
+    """What a run is made of, before its first step."""
+
+    found: Scan
+    config: RunConfig
+    origins: dict[str, Origin]
+    splits: list[str]
+    note: str
+    model: Network
+    images: Images
+    preparation: Preparation
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.config.device)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.found.source.classes
+
+    def part(self, name: str) -> list[int]:
+        return [number for number, its in enumerate(self.splits) if its == name]
+
+    def loader(self, part: str, world: World = ALONE) -> Loader:
+        """Images of one part as they are, for evaluation."""
+        return Loader(
+            self.images,
+            self.part(part),
+            self.config.batch,
+            workers=self.config.workers or 0,
+            rank=world.rank,
+            ranks=world.size,
+        )
+
+
+def make_plan(
+    found: Scan,
+    config: RunConfig,
+    origins: dict[str, Origin],
+    splits: list[str] | None,
+    progress: Progress,
+) -> Plan:
+    """Everything but the run folder; `splits` are those of a run that goes on."""
+    note = "as they were"
+    if splits is None:
+        splits, note = split(found, config.split_seed, config.holdout)
+        splits = [name if digest else "unreadable" for name, digest in zip(splits, found.digests, strict=True)]
+        progress.say(f"splits: {note}")
+        count = splits.count("train")
+        if origins["batch"] != "flag" and count < 10 * config.batch:  # few images: still ten steps an epoch
+            config = change(config, {"batch": max(4, count // 10)})
+            origins["batch"] = "auto"
+        chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
+        progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
+    torch.manual_seed(config.seed)
+    model: Network = registry.build(
+        config.model,
+        classes=len(found.source.classes),
+        **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
+    ).to(torch.device(config.device))
+    model.checkpointing = config.checkpointing
+    size, channels = model.config.size, model.config.channels
+    images = Images(found, size, channels)
+    train = [number for number, its in enumerate(splits) if its == "train"]
+    preparation = Preparation(size, channels, *statistics(images, train))
+    return Plan(found, config, origins, splits, note, model, images, preparation)
+
+
+def open_folder(plan: Plan, data: str, command: str, progress: Progress) -> Run:
+    """The run folder, with all that is known before training."""
+    found, source, config = plan.found, plan.found.source, plan.config
+    run = Run.create(Path(config.out or "runs/run"))
+    run.write_config(data, config, plan.origins)
+    write_text(run.path / "command.txt", command + "\n")
+    run.write_json("environment.json", _environment(plan.device))
+    for count, what in (
+        (len(found.unreadable), "images cannot be read and are left"),
+        (len(found.crossing(plan.splits)), "images stand"),
+        (len(found.parted(plan.splits)), "patients have images"),
+    ):
+        if count:
+            where = "out" if what.endswith("left") else "in more than one split"
+            progress.say(f"warning: {count} {what} {where} (data.json lists them)")
+    run.write_json("data.json", found.to_json(plan.splits, plan.note))
+    run.write_rows("splits.csv", [
+        {"name": s.key, "split": n, "label": source.classes[s.label], "pixels": d or "", "group": s.group or ""}
+        for s, n, d in zip(source.samples, plan.splits, found.digests, strict=True)
+    ])  # fmt: skip
+    if any(fit_loses(shape, plan.images.size) for shape in found.sizes):
+        progress.say(f"images of other proportions than {plan.images.size} are cut at the centre, not stretched")
+    return run
+
+
+def kept_splits(run: Run, found: Scan) -> list[str]:
+    """The splits of a run that goes on; its data must be what it was."""
+    if run.read_json("data.json")["fingerprint"] != found.fingerprint():
+        do = "put it back as it was, or train anew on what it is now"
+        raise RunError("the data has changed since the run began: names, labels or pixels", where=run.path, do=do)
+    return [row["split"] for row in run.read_rows("splits.csv")]
+
+
+class Folder:
+    """The training loop's shelf: a run folder. Of several processes the first one writes."""
+
+    def __init__(self, run: Run, plan: Plan, world: World):
+        self.run, self.plan, self.world = run, plan, world
+
+    def weights(self, name: str, weights: dict[str, Tensor], history: History) -> None:
+        if not self.world.first:
+            return
+        plan, config = self.plan, self.plan.config
+        self.run.write_rows("metrics.csv", history.rows)
+        row = (history.best or {}) if name == "best" else history.rows[-1]
+        about = Checkpoint(config.model, to_dict(plan.model.config), plan.classes, plan.preparation, row, weights)
+        save_checkpoint(self.run.checkpoint(name), about)
+        for old in sorted(self.run.checkpoint("best").parent.glob("epoch-*.safetensors"))[: -config.keep or None]:
+            old.unlink(missing_ok=True)
+
+    def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        if self.world.first:
+            save_state(self.run.checkpoint("state"), tensors, about)
+
+    def trouble(self, history: History, numbers: list[int], what: str) -> None:
+        path, samples = self.run.path / "trouble.json", self.plan.found.source.samples
+        before = self.run.read_json("trouble.json") if path.exists() else []
+        names = [samples[n].key for n in numbers]
+        if self.world.first:
+            entry = {"epoch": history.epoch, "update": history.updates, "what": what, "images": names}
+            self.run.write_json("trouble.json", [*before, entry])
+
+
+def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress, world: World) -> Training:
+    config, device = plan.config, plan.device
+    task = Classification(config.smoothing)
+    varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop == "resized", seed=config.seed)
+    augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
+
+    def evaluate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
+        return quick_figures(model, task, validation, plan.preparation, device, tick, world.sums)
+
+    return Training(
+        plan.model,
+        task,
+        Loader(
+            varied,
+            plan.part("train"),
+            config.batch,
+            shuffle=config.seed,
+            workers=config.workers or 0,
+            rank=world.rank,
+            ranks=world.size,
+        ),
+        Augmenter(augment, config.seed, plan.preparation.mean, plan.preparation.std, len(plan.classes)),
+        config,
+        device,
+        evaluate,
+        shelf,
+        progress,
+        world,
+    )
+
+
+def fit(run: Run, plan: Plan, progress: Progress, world: World) -> History:
+    """Train, from the saved state if there is one."""
+    count = sum(p.numel() for p in plan.model.parameters())
+    many = f" and {world.size - 1} more processes" if world.size > 1 else ""
+    progress.say(
+        f"{plan.config.model}: {count:,} parameters, input {plan.images.size}, on {plan.device}{many}; "
+        f"run folder {run.path}"
+    )
+    validation = plan.loader("val", world)
+    training = make_training(plan, validation, Folder(run, plan, world), progress, world)
+    if state := load_state(run.checkpoint("state")):
+        training.restore(*state)
+        at = training.history
+        progress.say(f"going on from epoch {at.epoch}, update {at.updates} of {training.steps}")
+    try:
+        return training.run()
+    finally:
+        for loader in (training.loader, validation):
+            loader.close()
+
+
+def finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
+    """Test the best weights once, explain some of what they do, and write the report."""
+    config, source = plan.config, plan.found.source
+    checkpoint, _ = open_weights(run.path)
+    predictor = Predictor(checkpoint, plan.device)
+    tested = "test" if "test" in plan.splits else "val"
+    loader = plan.loader(tested)
+    with progress.bar(f"testing on {tested}", len(loader)) as tick:
+        result = run_evaluation(
+            predictor.model, predictor.task, loader, plan.preparation, source, plan.classes, plan.device, tick
+        )
+    best, waiting = history.best or {}, history.waiting / max(history.seconds, 1e-9)
+    progress.say(f"training took {history.seconds:.0f} s, of which {waiting:.1%} waiting for data")
+    count = sum(p.numel() for p in plan.model.parameters())
+    run.write_json("summary.json", {
+        "split": tested, "parameters": count, "seconds": round(history.seconds, 2), "waiting": round(waiting, 4),
+        "skipped_steps": history.skipped, "best_epoch": best.get("epoch"), "val_accuracy": best.get("val_accuracy"),
+        **result.to_json(),
+    })  # fmt: skip
+    run.write_rows("predictions.csv", result.predictions())
+    _explain_some(run, predictor, plan.images, result, config.explain, progress)
+    write_report(run)
+
+
+def rehearse(plan: Plan, progress: Progress) -> str:
+    """One step to see that all works, one to time it, one batch of validation; then what the run would take."""
+
+    class Nowhere:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+    few = Loader(plan.images, plan.part("val")[: plan.config.batch], plan.config.batch)
+    training = make_training(plan, few, Nowhere(), progress, ALONE)
+    parts = [part for _, (part, _) in zip(range(plan.config.accumulate), training._batches(), strict=False)]
+    plan.model.train()
+    training.step.set_rate(0.0)
+    times, loss = [], 0.0
+    for _ in range(2):
+        begun = time.monotonic()
+        loss = float(training.step.whole(parts)[0]) / len(parts)
+        times.append(time.monotonic() - begun)
+    begun = time.monotonic()
+    training.evaluate(plan.model, lambda *_: None)
+    judged = (time.monotonic() - begun) * -(-plan.splits.count("val") // plan.config.batch)
+    seconds = times[1] * training.steps + judged * plan.config.epochs + times[0]
+    memory = torch.cuda.max_memory_allocated() if plan.device.type == "cuda" else None
+    rows = [
+        ("parameters", f"{sum(p.numel() for p in plan.model.parameters()):,}"),
+        ("images", ", ".join(f"{name} {plan.splits.count(name):,}" for name in ("train", "val", "test"))),
+        ("steps", f"{training.steps:,} of {plan.config.batch * plan.config.accumulate} images"),
+        ("first loss", f"{loss:.3f}"),
+        ("a step", f"{times[1] * 1000:.0f} ms (the first one {times[0]:.1f} s)"),
+        ("an epoch", f"{times[1] * training.steps / plan.config.epochs + judged:.0f} s with validation"),
+        ("training", f"about {seconds / 60:.1f} minutes, loading of images not counted"),
+        ("memory", f"{memory / 2**30:.2f} GiB on the GPU" if memory else "not measured on a CPU"),
+    ]
+    return columns(("plan", ""), rows)
+
+
+def _explain_some(
+    run: Run, predictor: Predictor, images: Images, result: Evaluation, count: int, progress: Progress
+) -> None:
+    """Explain a few tested images, and keep their attention for the report's reader to ask."""
+    done, room, chosen = list[list[Explanation]](), BUDGET, result.examples(count)
+    with progress.bar("explaining", len(chosen)) as tick:
+        for number, n in enumerate(chosen, start=1):
+            pixels, truth = images[0, int(result.index[n])][0], result.classes[result.labels[n]]
+            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in REPORTED])
+            draw(done[-1], run.path / "explain" / f"{number:02d}.png")
+            x = predictor.preparation(pixels).to(predictor.device)
+            room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
+            tick(number)
+    if done:
+        run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "regard": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "accelerator": accelerator,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM as a wish, granted where nothing is lost; a second one is an order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+SAID = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
+
+
+class Halt(Exception):
+    """Raised where training may stop, when somebody has asked for it."""
+
+
+class Stop:
+    """While entered, holds back the signals that end a program. `wanted` says that one came."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet, self.wanted = quiet, 0
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():  # only there can signals be handled
+            self.before = {n: signal.signal(n, self._asked) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            self.wanted = number
+            self.leave()
+        self.wanted = number
+        if not self.quiet:
+            os.write(2, SAID.encode())  # print could be interrupted in the middle of itself
+
+    def leave(self) -> NoReturn:
+        """End as the signal would have: Ctrl-C as Python's own exception, SIGTERM as an exit with its code."""
+        if self.wanted == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+        raise KeyboardInterrupt

@@ -1,0 +1,46 @@
+"""A training run that ends itself: python killed.py DATA OUT UPDATE SIGNAL WHERE SETTINGS(JSON).
+
+At the given update it sends itself the signal, as a cluster would; with UPDATE = -1 it runs to the end. Its state is
+saved at every update. An OUT that holds a run is gone on with.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import regard
+import regard.training.loop as loop
+from regard import runner
+
+
+def main(data: str, out: str, update: int, signal: int, where: str, settings: dict) -> None:
+    loop.SAVE_EVERY, loop.SAVE_SHARE = -1.0, 1e9
+    rate, figures, calls = loop.learning_rate, runner.quick_figures, []
+
+    def strike() -> None:
+        if update >= 0:
+            os.kill(os.getpid(), signal)
+
+    def learning_rate(done: int, *rest: float) -> float:
+        if done == update and where == "training":
+            strike()
+        return rate(done, *rest)
+
+    def quick_figures(*arguments):
+        calls.append(1)
+        if where == "evaluation" and len(calls) == update:
+            strike()
+        return figures(*arguments)
+
+    loop.learning_rate, runner.quick_figures = learning_rate, quick_figures
+    if (Path(out) / "config.json").exists():
+        changes = {name: settings[name] for name in ("workers",) if name in settings}
+        regard.resume(out, quiet=True, **changes)
+    else:
+        regard.train(data, out=out, quiet=True, **settings)
+
+
+if __name__ == "__main__":
+    _, data, out, update, signal, where, settings = sys.argv
+    main(data, out, int(update), int(signal), where, json.loads(settings))

@@ -1,0 +1,265 @@
+"""A run that was stopped anywhere, in any way, ends with the very weights it would have had."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import regard
+import regard.training.loop as loop
+from regard.errors import ConfigError, DataError, RunError
+from tests.conftest import make_folder
+from tests.training.test_training import quick, use_sgd
+
+SETTINGS = {
+    "model": "vit_nano", "depth": 2, "epochs": 3, "batch": 4, "explain": 0, "size": 16, "device": "cpu",
+    "crop": "resized", "flip": True, "policy": "trivial", "mixup": 0.3, "cutmix": 0.3, "dropout": 0.1, "drop_path": 0.2,
+    "optimizer": "muon",
+}  # fmt: skip
+
+
+def killed(data, out, update, number, where="training", **settings) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).with_name("killed.py")
+    words = [str(data), str(out), str(update), str(int(number)), where, json.dumps(SETTINGS | settings)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, script, *words], env=environment, capture_output=True, text=True)
+
+
+def weights(out, name="last"):
+    return load_file(Path(out) / "checkpoints" / f"{name}.safetensors")
+
+
+def same(one, other) -> bool:
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+        for a, b in ((weights(one, name), weights(other, name)) for name in ("best", "last"))
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("data") / "pictures", per_class=14)
+
+
+@pytest.fixture(scope="module")
+def reference(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert killed(data, out, -1, 0).returncode == 0
+    return out
+
+
+def test_killed_at_any_step_and_resumed_twice_with_other_workers(data, reference, tmp_path):
+    steps = int((reference / "metrics.csv").read_text().splitlines()[-1].split(",")[1])
+    seed = random.SystemRandom().randrange(2**32)
+    first, second = sorted(random.Random(seed).sample(range(steps), 2))
+    print(f"killed at {first} and {second} of {steps} (seed {seed})")
+    assert killed(data, tmp_path / "run", first, signal.SIGKILL, workers=2).returncode == -signal.SIGKILL
+    assert killed(data, tmp_path / "run", second, signal.SIGKILL, workers=0).returncode == -signal.SIGKILL
+    assert killed(data, tmp_path / "run", -1, 0, workers=1).returncode == 0
+    assert same(reference, tmp_path / "run")
+    columns = [0, 1, 3, 4, 5, 6]  # all but the seconds
+    ours, whole = (
+        [[line.split(",")[c] for c in columns] for line in (p / "metrics.csv").read_text().splitlines()]
+        for p in (tmp_path / "run", reference)
+    )
+    assert ours == whole
+
+
+def test_sigterm_in_the_middle_of_an_accumulation(data, tmp_path):
+    assert killed(data, tmp_path / "whole", -1, 0, accumulate=3).returncode == 0
+    stopped = killed(data, tmp_path / "run", 4, signal.SIGTERM, accumulate=3)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert killed(data, tmp_path / "run", -1, 0, accumulate=3).returncode == 0
+    assert same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("where", ["training", "evaluation"])
+def test_ctrl_c_saves_and_the_run_can_be_used_and_gone_on_with(data, reference, tmp_path, where):
+    stopped = killed(data, tmp_path / "run", 2, signal.SIGINT, where)
+    assert "KeyboardInterrupt" in stopped.stderr
+    assert (tmp_path / "run" / "checkpoints" / "state.safetensors").exists()
+    assert killed(data, tmp_path / "run", -1, 0).returncode == 0
+    assert same(reference, tmp_path / "run")
+    assert "resume" in (tmp_path / "run" / "command.txt").read_text()
+
+
+def test_killed_before_anything_was_saved_it_begins_anew(data, reference, tmp_path):
+    assert killed(data, tmp_path / "run", 0, signal.SIGKILL).returncode == -signal.SIGKILL
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert killed(data, tmp_path / "run", -1, 0).returncode == 0
+    assert same(reference, tmp_path / "run")
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with regard.training.Stop(quiet=True) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wanted == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_failed_write_leaves_the_last_good_state(picture_folder, tmp_path, monkeypatch):
+    import safetensors.torch
+
+    monkeypatch.setattr(loop, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(loop, "SAVE_SHARE", 1e9)
+    original, calls = safetensors.torch.save_file, []
+
+    def full(tensors, path, metadata=None):
+        calls.append(1)
+        original(tensors, path, metadata)
+        if len(calls) == 5:
+            Path(path).write_bytes(b"half")
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(RunError, match="no space left"):
+        quick(picture_folder, tmp_path / "run", epochs=3)
+    monkeypatch.undo()
+    regard.resume(tmp_path / "run", quiet=True)
+    whole = quick(picture_folder, tmp_path / "whole", epochs=3)
+    assert same(whole.path, tmp_path / "run")
+
+
+def test_what_cannot_be_gone_on_with_says_so(picture_folder, tmp_path, capsys):
+    run = quick(picture_folder, tmp_path / "run", epochs=1)
+    regard.resume(run.path)
+    assert "is finished" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="lr cannot be changed"):
+        regard.resume(run.path, lr=1.0)
+    (run.path / "report.html").unlink()
+    state = run.checkpoint("state")
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(RunError, match="damaged"):
+        regard.resume(run.path, quiet=True)
+    state.unlink()
+    (picture_folder / "red" / "00.png").unlink()
+    with pytest.raises(RunError, match="data has changed"):
+        regard.resume(run.path, quiet=True)
+    with pytest.raises(RunError, match="no such run"):
+        regard.resume(tmp_path / "nothing")
+
+
+def test_the_latest_epochs_are_kept(picture_folder, tmp_path):
+    run = quick(picture_folder, tmp_path / "run", epochs=4, keep=2)
+    assert sorted(p.name for p in (run.path / "checkpoints").glob("epoch-*")) == [
+        "epoch-0003.safetensors",
+        "epoch-0004.safetensors",
+    ]
+
+
+class Trouble:
+    """A loss that is not finite, or that finds no memory, at the second call of a step."""
+
+    def __init__(self, monkeypatch, act):
+        from regard.tasks import Classification
+
+        original, self.calls = Classification.loss, 0
+
+        def loss(task, output, targets):
+            self.calls += 1
+            return act(self.calls, original(task, output, targets), targets)
+
+        monkeypatch.setattr(Classification, "loss", loss)
+
+
+def test_a_step_that_is_not_finite_is_never_made(picture_folder, tmp_path, monkeypatch):
+    Trouble(monkeypatch, lambda call, loss, targets: loss * float("nan") if call == 2 else loss)
+    with pytest.raises(RunError, match=r"not a number.*trouble\.json"):
+        quick(picture_folder, tmp_path / "run", epochs=1)
+    [entry] = json.loads((tmp_path / "run" / "trouble.json").read_text())
+    assert len(entry["images"]) == 8
+    assert all((picture_folder / name).is_file() for name in entry["images"])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_skipping_it_leaves_everything_as_if_it_had_not_been(picture_folder, tmp_path, monkeypatch, optimizer):
+    plain = {"epochs": 1, "ema": 0.0, "optimizer": optimizer, "crop": "none", "warmup": 0.0}
+    rates = itertools.repeat(1e-3)
+    monkeypatch.setattr(loop, "learning_rate", lambda *_: next(rates))
+    with monkeypatch.context() as patch:
+        Trouble(patch, lambda call, loss, targets: loss * float("inf") if call == 2 else loss)
+        bad = quick(picture_folder, tmp_path / "bad", nonfinite="skip", **plain)
+    assert bad.read_json("summary.json")["skipped_steps"] == 1
+    rates = itertools.chain([1e-3], itertools.repeat(0.0))
+    short = quick(picture_folder, tmp_path / "short", **plain)
+    assert all(torch.equal(a, b) for a, b in zip(weights(bad.path).values(), weights(short.path).values(), strict=True))
+
+
+def test_where_memory_runs_out_smaller_pieces_give_the_same(picture_folder, tmp_path, monkeypatch, capsys):
+    plain = {"epochs": 2, "crop": "none", "batch": 8, "quiet": False, "clip": 0.0, "lr": 0.05, "drop_path": 0.0}
+    use_sgd(monkeypatch)
+
+    def scarce(call, loss, targets):
+        if len(targets) > 2 and loss.requires_grad:
+            raise torch.OutOfMemoryError("out of memory")
+        return loss
+
+    whole = quick(picture_folder, tmp_path / "whole", **plain)
+    Trouble(monkeypatch, scarce)
+    pieces = quick(picture_folder, tmp_path / "pieces", **plain)
+    assert "pieces of 2 images" in capsys.readouterr().err
+    for name, tensor in weights(whole.path).items():
+        torch.testing.assert_close(weights(pieces.path)[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_memory_that_never_suffices_is_an_error(picture_folder, tmp_path, monkeypatch):
+    def none(call, loss, targets):
+        raise torch.OutOfMemoryError("out of memory")
+
+    Trouble(monkeypatch, none)
+    with pytest.raises(RunError, match="memory ran out at"):
+        quick(picture_folder, tmp_path / "run")
+
+
+def test_a_few_unreadable_images_are_left_out_and_listed(tmp_path):
+    folder = make_folder(tmp_path / "data", per_class=20)
+    (folder / "red" / "03.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"1 of 40 images cannot be read[\s\S]*--unreadable"):
+        quick(folder, tmp_path / "strict")
+    run = quick(folder, tmp_path / "run", unreadable=0.05)
+    assert list(run.read_json("data.json")["unreadable"]) == ["red/03.png"]
+    rows = {row["name"]: row["split"] for row in run.read_rows("splits.csv")}
+    assert rows["red/03.png"] == "unreadable"
+    assert list(rows.values()).count("unreadable") == 1
+
+
+def test_an_image_that_breaks_during_training_is_named(tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "data")
+    monkeypatch.setattr("regard.data.scanner.CACHE_SIDE", 1)
+
+    def rate(*_):
+        for path in folder.rglob("*.png"):
+            path.write_bytes(b"gone")
+        return 1e-3
+
+    monkeypatch.setattr(loop, "learning_rate", rate)
+    with pytest.raises(DataError) as caught:
+        quick(folder, tmp_path / "run", workers=1, epochs=9)
+    assert ".png" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_loader_process_that_dies_is_an_error_that_says_so(tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "data")
+    monkeypatch.setattr("regard.data.scanner.CACHE_SIDE", 1)
+    monkeypatch.setattr("regard.data.loader._Guarded.__getitem__", lambda self, at: os._exit(7))
+    with pytest.raises(DataError, match="process that loads images died"):
+        quick(folder, tmp_path / "run", workers=1)
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(picture_folder, tmp_path, capsys):
+    quick(picture_folder, tmp_path / "run", dry_run=True, accumulate=2)
+    said = capsys.readouterr().out
+    assert "steps" in said
+    assert "2 of 16 images" in said
+    assert not (tmp_path / "run").exists()
