@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,27 @@ from regard.config import Augment, RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, open_source, scan, split, statistics
 from regard.errors import ConfigError, DataError
-from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
+from regard.evaluation import (
+    Evaluation,
+    Parts,
+    Probe,
+    check_probes,
+    choose_samples,
+    features_of,
+    probe_parts,
+    quick_figures,
+    seen_samples,
+)
 from regard.evaluation import evaluate as run_evaluation
+from regard.evaluation import probe as run_probes
+from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.explain import REPORTED, Explanation
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
 from regard.predictor import Predictor, build
 from regard.recipes.settle import check_settings, pick_device, settle
-from regard.report import write_report
+from regard.report import write_probe, write_report
 from regard.tasks import Classification
 from regard.training import History
 from regard.training import train as run_training
@@ -171,6 +185,60 @@ def evaluate(
             predictor.device,
             tick,
         )
+
+
+def probe(
+    run: str | Path,
+    data: str | Path,
+    *,
+    methods: Sequence[str] = METHODS,
+    shots: Sequence[int] | None = None,
+    draws: int = DRAWS,
+    neighbours: int = NEIGHBOURS,
+    seed: int = 0,
+    batch: int = 64,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **fields: Any,
+) -> Probe:
+    """How good a network's features are on data, without training it: few-shot, linear and nearest-neighbour probes.
+
+    `shots` are training images a class, as many of 1, 5, 10, 25, 50 and 100 as there are if not said; `draws` how
+    often they are drawn. `fields` are of the config, such as `size` (positions are resampled) or `heads`. `out` is
+    a new folder for probe.json, probe.csv and probe.svg.
+
+    >>> found = probe(save(create("vit_nano"), tmp / "random.safetensors"), "digits", shots=[1, 5], draws=2, quiet=True)
+    >>> [(row.probe, row.shots) for row in found.rows]
+    [('few_shot', 1), ('few_shot', 5), ('linear', None), ('neighbours', None)]
+    """
+    progress = Progress(quiet)
+    if out is not None:
+        Run.require_new(Path(out))
+    checkpoint, report = open_weights(run, **fields)
+    for line in report.lines() if report.format != "regard" else ():
+        progress.say(line)
+    predictor = Predictor(checkpoint, torch.device(pick_device("auto")))
+    found = _scan(data, progress)
+    found.require_readable()
+    classes, samples, preparation = found.source.classes, found.source.samples, predictor.preparation
+    index, note = probe_parts(found, run, progress)
+    check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes)
+    loader = Loader(Images(found, preparation.size, preparation.channels), list(chain(*index.values())), batch)
+    with progress.bar("features", len(loader)) as tick:
+        parts = Parts.of(*features_of(predictor.model, loader, preparation, predictor.device, tick), index)
+    with progress.bar("probing", len(methods)) as tick:
+        rows = run_probes(
+            parts, classes, methods=methods, shots=shots, draws=draws, k=neighbours, seed=seed,
+            device=predictor.device, tick=tick,
+        )  # fmt: skip
+    result = Probe(rows, {
+        "weights": str(run), "data": str(data), "model": checkpoint.model, "size": preparation.size,
+        "features": parts.train.features.shape[1], "classes": classes, "splits": note, "seed": seed,
+        "images": {name: len(own) for name, own in index.items()},
+    })  # fmt: skip
+    if out is not None:
+        write_probe(Run.create(Path(out)), result.to_json())
+    return result
 
 
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.data import Loader, Preparation, Source, to_float
 from regard.metrics import Figure, Summary, summarise
@@ -67,7 +67,6 @@ class Evaluation:
         }
 
 
-@torch.inference_mode()
 def predict_loader(
     model: nn.Module,
     task: Task,
@@ -77,19 +76,42 @@ def predict_loader(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order."""
+    return _run(model, task.probabilities, loader, preparation, device, tick)
+
+
+def features_of(
+    model: nn.Module,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the head sees (N, width), labels (N,) and sample numbers (N,), in the loader's order."""
+    return _run(model, lambda output: output.features.float(), loader, preparation, device, tick)
+
+
+@torch.inference_mode()
+def _run(
+    model: nn.Module,
+    answer: Callable[[Any], Tensor],
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     training = model.training
     model.eval()
     parts: list[tuple[np.ndarray, ...]] = []
     try:
         for number, batch in enumerate(loader.epoch(0), start=1):
             x = preparation.normalised(to_float(batch.images.to(device)))
-            probs = task.probabilities(model(x, lean=True)).cpu()
-            parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy()))
+            answers = answer(model(x, lean=True)).cpu()
+            parts.append((answers.numpy(), batch.labels.numpy(), batch.numbers.numpy()))
             tick(number, "")
     finally:
         model.train(training)
-    probs, labels, index = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return probs, labels, index
+    answers, labels, index = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return answers, labels, index
 
 
 def quick_figures(
