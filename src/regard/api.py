@@ -27,10 +27,10 @@ from regard.evaluation import (
     features_of,
     probe_parts,
     quick_figures,
+    run_probes,
     seen_samples,
 )
 from regard.evaluation import evaluate as run_evaluation
-from regard.evaluation import probe as run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.explain import REPORTED, Explanation
 from regard.explain.draw import draw

@@ -1,7 +1,7 @@
 """Running a model over data to see how good it is."""
 
 from regard.evaluation.classify import Evaluation, evaluate, features_of, predict_loader, quick_figures
-from regard.evaluation.probe import Parts, Probe, check_probes, probe
+from regard.evaluation.probe import Parts, Probe, check_probes, run_probes
 from regard.evaluation.unseen import choose_samples, probe_parts, seen_samples
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "evaluate",
     "features_of",
     "predict_loader",
-    "probe",
     "probe_parts",
     "quick_figures",
+    "run_probes",
     "seen_samples",
 ]

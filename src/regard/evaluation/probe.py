@@ -28,6 +28,7 @@ SHOTS = (1, 5, 10, 25, 50, 100)
 DRAWS = 5
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
+SIMILARITIES = 2**24  # at a time: 64 MiB
 RIDGE_STRENGTHS = tuple(2.0**power for power in range(-10, 21))
 LINEAR_STRENGTHS = tuple(10.0**power for power in range(5, -4, -1))  # a weaker one starts from the stronger's answer
 
@@ -130,7 +131,7 @@ def usable_shots(shots: Sequence[int] | None, labels: Sequence[int], classes: Se
     return tuple(sorted(set(shots)))
 
 
-def probe(
+def run_probes(
     parts: Parts,
     classes: Sequence[str],
     *,
@@ -246,7 +247,7 @@ def votes(train: Labelled, features: np.ndarray, classes: int, k: int, device: t
     """(N, C): for each class the sum of exp(cosine / temperature) over those of the k nearest that are of it."""
     known, asked = (F.normalize(torch.from_numpy(x).to(device).float()) for x in (train.features, features))
     labels, counted = torch.from_numpy(train.labels).to(device), []
-    for some in asked.split(max(1, 2**24 // len(known))):
+    for some in asked.split(max(1, SIMILARITIES // len(known))):
         similarity, nearest = (some @ known.T).topk(k)
         none = torch.zeros(len(some), classes, device=device)
         counted.append(none.scatter_add(1, labels[nearest], (similarity / TEMPERATURE).exp()).cpu())
