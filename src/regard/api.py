@@ -222,7 +222,7 @@ def probe(
     found.require_readable()
     classes, samples, preparation = found.source.classes, found.source.samples, predictor.preparation
     index, note = probe_parts(found, run, progress)
-    check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes)
+    check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
     loader = Loader(Images(found, preparation.size, preparation.channels), list(chain(*index.values())), batch)
     with progress.bar("features", len(loader)) as tick:
         parts = Parts.of(*features_of(predictor.model, loader, preparation, predictor.device, tick), index)

@@ -125,7 +125,6 @@ def test_neighbours_against_scikit_learn(parts, k, monkeypatch):
 
 
 def test_the_choice_of_strength_does_not_see_the_test_images(parts):
-    """Tests of other labels, chosen so that a choice by them would differ, change no strength."""
     draw = np.random.default_rng(0)
     honest = [row.strength for row in run_probes(parts, NAMES, methods=("few_shot", "linear"))]
     for _ in range(3):
@@ -205,18 +204,17 @@ def test_images_the_run_trained_on_are_never_tested_on(trained, tmp_path, capsys
     make_folder(tmp_path / "test", per_class=3, side=26)
     used = [row.split(",") for row in (trained / "run" / "splits.csv").read_text().splitlines()]
     for split in ("train", "val"):
-        name = next(row[0] for row in used if row[1] == split)
+        name = next(row[0] for row in used if row[1:3] == [split, "red"])
         Image.open(trained / "data" / name).save(tmp_path / "test" / "red" / f"copy of {split}.bmp")
     result = regard.probe(trained / "run", tmp_path, shots=[1], neighbours=3)
     assert {row.accuracy.n for row in result.rows} == {6}
     assert result.about["images"]["test"] == 6
     assert "2 others are left out" in capsys.readouterr().err
-    for name in (tmp_path / "test").rglob("*.png"):
-        name.unlink()
-    Image.open(trained / "data" / used[1][0]).save(tmp_path / "test" / "blue" / "copy.bmp")
-    if used[1][1] != "test":
-        with pytest.raises(DataError, match="every one of the test images"):
-            regard.probe(trained / "run", tmp_path, quiet=True)
+    for file in (tmp_path / "test").rglob("*.png"):
+        file.unlink()
+    (tmp_path / "test" / "blue").rmdir()
+    with pytest.raises(DataError, match="every one of the test images"):
+        regard.probe(trained / "run", tmp_path, quiet=True)
 
 
 def test_data_without_a_test_split_is_refused(trained, tmp_path):

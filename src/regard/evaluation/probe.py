@@ -95,6 +95,7 @@ def check_probes(
     k: int,
     labels: Sequence[int],
     classes: Sequence[str],
+    where: object = None,
 ) -> None:
     """Refuse what cannot be probed with these training labels, before any feature is computed."""
     for method in methods:
@@ -106,14 +107,18 @@ def check_probes(
         if value < 1:
             raise ConfigError(f"{name}={value} probes nothing", do=f"give {name} at least 1")
     if "few_shot" in methods:
-        usable_shots(shots, labels, classes)
+        usable_shots(shots, labels, classes, where)
     if "neighbours" in methods and k > len(labels):
         raise ConfigError(
-            f"{k} neighbours are more than the {len(labels)} training images", do=f"give at most {len(labels)}"
+            f"{k} neighbours are more than the {len(labels)} training images",
+            where=where,
+            do=f"give --neighbours of at most {len(labels)}",
         )
 
 
-def usable_shots(shots: Sequence[int] | None, labels: Sequence[int], classes: Sequence[str]) -> tuple[int, ...]:
+def usable_shots(
+    shots: Sequence[int] | None, labels: Sequence[int], classes: Sequence[str], where: object = None
+) -> tuple[int, ...]:
     """The shots asked for, in order, if every class has that many images; if none are, the usual ones that fit."""
     counts = np.bincount(labels, minlength=len(classes))
     least = int(counts.min())
@@ -126,6 +131,7 @@ def usable_shots(shots: Sequence[int] | None, labels: Sequence[int], classes: Se
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""
         raise DataError(
             f"{max(shots)} shots are more training images than some classes have: {', '.join(few[:10])}{more}",
+            where=where,
             do=f"give --shots of at most {least}, or add images to these classes",
         )
     return tuple(sorted(set(shots)))

@@ -125,10 +125,8 @@ def shots(rows: list[dict[str, Any]]) -> str:
     figure = canvas(5.6, 3.6, background="none")
     ax = figure.subplots()
     few = [row for row in rows if row["probe"] == "few_shot"]
-    at, (values, lows, highs) = (
-        [row["shots"] for row in few],
-        ([100 * row[part] for row in few] for part in ("accuracy", "low", "high")),
-    )
+    at = [row["shots"] for row in few]
+    values, lows, highs = ([100 * row[part] for row in few] for part in ("accuracy", "low", "high"))
     ax.fill_between(at, lows, highs, color=BLUE, alpha=0.15, linewidth=0)
     ax.errorbar(at, values, [np.subtract(values, lows), np.subtract(highs, values)], fmt="o-", color=BLUE, capsize=3)
     lines = [("few-shot, least squares", BLUE)]
