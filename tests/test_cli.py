@@ -197,3 +197,36 @@ def test_ctrl_c_is_no_traceback(cli, monkeypatch):
     assert code == 130
     assert err.strip() == "stopped"
     assert not Path("nowhere").exists()
+
+
+def test_probe_prints_a_table_and_writes_only_where_asked(cli, run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ("--shots", "1,5", "--draws", 2, "--neighbours", 7, "--quiet")
+    code, out, err = cli("probe", run_folder, "digits", *flags)
+    assert (code, err, list(tmp_path.iterdir())) == (0, "", [])
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[:2] for line in lines[1:]] == [
+        ["few_shot", "1"], ["few_shot", "5"], ["linear", "all"], ["neighbours", "all"],
+    ]  # fmt: skip
+    assert float(lines[1][3]) <= float(lines[1][2]) <= float(lines[1][5])
+    assert cli("probe", run_folder, "digits", *flags, "--methods", "few_shot,linear", "--out", "found")[0] == 0
+    assert {path.name for path in (tmp_path / "found").iterdir()} == {"probe.json", "probe.csv", "probe.svg"}
+    rows = json.loads((tmp_path / "found" / "probe.json").read_text())["probes"]
+    assert [f"{row['accuracy']:.4f}" for row in rows] == [line[2] for line in lines[1:4]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--shots", "1,many"), "not numbers"),
+        (("--shots", "900"), "where: digits\n  to do: give --shots of at most 119"),
+        (("--methods", "nearest"), "no probe 'nearest'"),
+        (("--neighbours", "5000"), "5000 neighbours are more"),
+    ],
+)
+def test_probe_refuses_before_any_feature_is_computed(cli, run_folder, monkeypatch, flags, words):
+    monkeypatch.setattr("regard.api.features_of", lambda *a, **k: pytest.fail("it worked first"))
+    code, _, err = cli("probe", run_folder, "digits", *flags)
+    assert code == 2
+    assert words in err
+    assert "to do:" in err

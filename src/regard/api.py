@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard import registry
+from regard import __version__, registry
 from regard.config import RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import Images, Loader, Preparation, Scan, open_source, scan
 from regard.errors import ConfigError, DataError, did_you_mean
-from regard.evaluation import Evaluation, choose_samples, seen_samples
+from regard.evaluation import (
+    Evaluation,
+    Parts,
+    Probe,
+    check_probes,
+    choose_samples,
+    features_of,
+    probe_parts,
+    run_probes,
+    seen_samples,
+)
 from regard.evaluation import evaluate as run_evaluation
+from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.networks import Network
 from regard.predictor import Predictor, build
 from regard.recipes.settle import check_settings, pick_device, settle
+from regard.report import write_probe
 from regard.runner import finish, fit, kept_splits, make_plan, open_folder, rehearse
 from regard.training import joined
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint, write_text
@@ -160,6 +176,60 @@ def evaluate(
         )
 
 
+def probe(
+    run: str | Path,
+    data: str | Path,
+    *,
+    methods: Sequence[str] = METHODS,
+    shots: Sequence[int] | None = None,
+    draws: int = DRAWS,
+    neighbours: int = NEIGHBOURS,
+    seed: int = 0,
+    batch: int = 64,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **fields: Any,
+) -> Probe:
+    """How good a network's features are on data, without training it: few-shot, linear and nearest-neighbour probes.
+
+    `shots` are training images a class, as many of 1, 5, 10, 25, 50 and 100 as there are if not said; `draws` how
+    often they are drawn. `fields` are of the config, such as `size` (positions are resampled) or `heads`. `out` is
+    a new folder for probe.json, probe.csv and probe.svg.
+
+    >>> found = probe(save(create("vit_nano"), tmp / "random.safetensors"), "digits", shots=[1, 5], draws=2, quiet=True)
+    >>> [(row.probe, row.shots) for row in found.rows]
+    [('few_shot', 1), ('few_shot', 5), ('linear', None), ('neighbours', None)]
+    """
+    progress = Progress(quiet)
+    if out is not None:
+        Run.require_new(Path(out))
+    checkpoint, report = open_weights(run, **fields)
+    for line in report.lines() if report.format != "regard" else ():
+        progress.say(line)
+    predictor = Predictor(checkpoint, torch.device(pick_device("auto")))
+    found = _scan(data, progress)
+    found.require_readable()
+    classes, samples, preparation = found.source.classes, found.source.samples, predictor.preparation
+    index, note = probe_parts(found, run, progress)
+    check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
+    loader = Loader(Images(found, preparation.size, preparation.channels), list(chain(*index.values())), batch)
+    with progress.bar("features", len(loader)) as tick:
+        parts = Parts.of(*features_of(predictor.model, loader, preparation, predictor.device, tick), index)
+    with progress.bar("probing", len(methods)) as tick:
+        rows = run_probes(
+            parts, classes, methods=methods, shots=shots, draws=draws, k=neighbours, seed=seed,
+            device=predictor.device, tick=tick,
+        )  # fmt: skip
+    result = Probe(rows, {
+        "weights": str(run), "data": str(data), "model": checkpoint.model, "size": preparation.size,
+        "features": parts.train.features.shape[1], "classes": classes, "splits": note, "seed": seed,
+        "images": {name: len(own) for name, own in index.items()},
+    })  # fmt: skip
+    if out is not None:
+        write_probe(Run.create(Path(out)), result.to_json())
+    return result
+
+
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     """The whole way on embedded data: train, evaluate, explain, report."""
     if name != "digits":
@@ -206,7 +276,8 @@ def train(
             return Run(Path(config.out or ""))
         run = Run(Path(config.out or "").expanduser())
         if world.first:
-            run = open_folder(plan, str(data), command or f"regard.train({str(data)!r}, **{settings!r})", progress)
+            command = command or f"regard.train({str(data)!r}, **{settings!r})"
+            run = open_folder(plan, str(data), command, _environment(plan.device), progress)
         world.wait()
         history = fit(run, plan, progress, world)
     if world.first:
@@ -252,3 +323,16 @@ def resume(
 
 
 go_on = resume  # for `train`, whose keyword has the same name
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "regard": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "accelerator": accelerator,
+        "threads": torch.get_num_threads(),
+    }

@@ -144,6 +144,53 @@ class Eval:
 
 
 @dataclass
+class Probe:
+    """How good a network's features are, without training it: few-shot, linear and nearest-neighbour probes."""
+
+    run_folder: Positional[str]
+    """Run folder or weights file of any known format, with or without a head."""
+    data: Positional[str]
+    """Data with labels. What it calls train, val and test is kept; what it lacks is cut as `regard train` does."""
+    methods: str = "few_shot,linear,neighbours"
+    """Which probes, with commas."""
+    shots: str | None = None
+    """Training images a class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are."""
+    draws: int = 5
+    """How often the shots are drawn."""
+    neighbours: int = 20
+    """Nearest training images that vote."""
+    seed: int = 0
+    """Decides which images are drawn."""
+    size: tuple[int, ...] | None = None
+    """Size of the network's input: one number, or height and width. Default: as the weights say."""
+    heads: int | None = None
+    """Attention heads, where the file does not say."""
+    out: str | None = None
+    """Folder to make for probe.json, probe.csv and probe.svg."""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import api
+
+        try:
+            shots = None if self.shots is None else [int(word) for word in self.shots.split(",")]
+        except ValueError:
+            raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10") from None
+        fields: dict[str, Any] = {"size": self.size and (self.size[0] if len(self.size) == 1 else self.size)}
+        fields = {name: value for name, value in (fields | {"heads": self.heads}).items() if value is not None}
+        result = api.probe(
+            self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
+            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, quiet=self.quiet, **fields,
+        )  # fmt: skip
+        print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
+            (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
+             "" if row.deviation is None else f"± {row.deviation:.4f}",
+             "" if row.strength is None else f"{row.strength:g}")
+            for row in result.rows for f in (row.accuracy,)
+        ]))  # fmt: skip
+
+
+@dataclass
 class Predict:
     """Label images."""
 
@@ -344,7 +391,7 @@ class Models:
 
 
 COMMANDS: dict[str, type] = {
-    "demo": Demo, "check": Check, "train": Train, "resume": Resume, "eval": Eval, "predict": Predict,
+    "demo": Demo, "check": Check, "train": Train, "resume": Resume, "eval": Eval, "probe": Probe, "predict": Predict,
     "explain": Explain, "inspect": Inspect, "report": Report, "convert": Convert, "models": Models,
 }  # fmt: skip
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard import __version__, registry
+from regard import registry
 from regard.config import Augment, Origin, RunConfig, change, to_dict
 from regard.console import Progress, columns
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, split, statistics
@@ -105,13 +103,13 @@ def make_plan(
     return Plan(found, config, origins, splits, note, model, images, preparation)
 
 
-def open_folder(plan: Plan, data: str, command: str, progress: Progress) -> Run:
+def open_folder(plan: Plan, data: str, command: str, environment: dict[str, Any], progress: Progress) -> Run:
     """The run folder, with all that is known before training."""
     found, source, config = plan.found, plan.found.source, plan.config
     run = Run.create(Path(config.out or "runs/run"))
     run.write_config(data, config, plan.origins)
     write_text(run.path / "command.txt", command + "\n")
-    run.write_json("environment.json", _environment(plan.device))
+    run.write_json("environment.json", environment)
     for count, what in (
         (len(found.unreadable), "images cannot be read and are left"),
         (len(found.crossing(plan.splits)), "images stand"),
@@ -294,16 +292,3 @@ def _explain_some(
             tick(number)
     if done:
         run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
-
-
-def _environment(device: torch.device) -> dict[str, Any]:
-    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "regard": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": str(device),
-        "accelerator": accelerator,
-        "threads": torch.get_num_threads(),
-    }

@@ -6,6 +6,7 @@ from regard.data.formats import open_source
 from regard.data.images import SUFFIXES, checked, read_image, to_tensor
 from regard.data.loader import Batch, Images, Loader, Preparation, fit, fit_loses, statistics, with_channels
 from regard.data.masks import read_mask
+from regard.data.random import order
 from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source
 from regard.data.splits import split
@@ -26,6 +27,7 @@ __all__ = [
     "fit_loses",
     "normalise",
     "open_source",
+    "order",
     "read_image",
     "read_mask",
     "scan",

@@ -1,6 +1,20 @@
 """Running a model over data to see how good it is."""
 
-from regard.evaluation.classify import Evaluation, evaluate, predict_loader, quick_figures
-from regard.evaluation.unseen import choose_samples, seen_samples
+from regard.evaluation.classify import Evaluation, evaluate, features_of, predict_loader, quick_figures
+from regard.evaluation.probe import Parts, Probe, check_probes, run_probes
+from regard.evaluation.unseen import choose_samples, probe_parts, seen_samples
 
-__all__ = ["Evaluation", "choose_samples", "evaluate", "predict_loader", "quick_figures", "seen_samples"]
+__all__ = [
+    "Evaluation",
+    "Parts",
+    "Probe",
+    "check_probes",
+    "choose_samples",
+    "evaluate",
+    "features_of",
+    "predict_loader",
+    "probe_parts",
+    "quick_figures",
+    "run_probes",
+    "seen_samples",
+]

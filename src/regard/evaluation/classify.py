@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.data import Loader, Preparation, Source, to_float
 from regard.metrics import Figure, Summary, summarise
@@ -67,7 +67,6 @@ class Evaluation:
         }
 
 
-@torch.inference_mode()
 def predict_loader(
     model: nn.Module,
     task: Task,
@@ -75,25 +74,46 @@ def predict_loader(
     preparation: Preparation,
     device: torch.device,
     tick: Callable[[int, str], None] = lambda done, note="": None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order."""
+    return _run(model, task.probabilities, loader, preparation, device, tick)
 
-    And which of them count: of a batch shared by several processes, one may hold a sample of another's.
-    """
+
+def features_of(
+    model: nn.Module,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the head sees (N, width), labels (N,) and sample numbers (N,), in the loader's order."""
+    return _run(model, lambda output: output.features.float(), loader, preparation, device, tick)
+
+
+@torch.inference_mode()
+def _run(
+    model: nn.Module,
+    answer: Callable[[Any], Tensor],
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     training = model.training
     model.eval()
     parts: list[tuple[np.ndarray, ...]] = []
     try:
         for number, batch in enumerate(loader.epoch(0), start=1):
             x = preparation.normalised(to_float(batch.images.to(device)))
-            probs = task.probabilities(model(x, lean=True)).cpu()
-            counted = np.repeat([share > 0 for _, share in batch.steps], [size for size, _ in batch.steps])
-            parts.append((probs.numpy(), batch.labels.numpy(), batch.numbers.numpy(), counted))
+            answers = answer(model(x, lean=True)).cpu()
+            # Of a batch shared by several processes, one may hold a sample that counts elsewhere.
+            own = slice(None if batch.steps[0][1] else 0)
+            parts.append((answers.numpy()[own], batch.labels.numpy()[own], batch.numbers.numpy()[own]))
             tick(number, "")
     finally:
         model.train(training)
-    probs, labels, index, counted = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return probs, labels, index, counted
+    answers, labels, index = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return answers, labels, index
 
 
 def quick_figures(
@@ -109,10 +129,9 @@ def quick_figures(
 
     `sums` adds numbers up over the processes that share the loader's batches.
     """
-    probs, labels, _, counted = predict_loader(model, task, loader, preparation, device, tick)
+    probs, labels, _ = predict_loader(model, task, loader, preparation, device, tick)
     own = np.clip(probs[np.arange(len(labels)), labels], 1e-12, 1)
-    right = probs.argmax(1) == labels
-    hits, lost, count = sums([float(np.sum(x[counted])) for x in (right, -np.log(own), np.ones(len(own)))])
+    hits, lost, count = sums([float((probs.argmax(1) == labels).sum()), float(-np.log(own).sum()), len(labels)])
     return {"accuracy": hits / count, "loss": lost / count}
 
 
@@ -127,7 +146,7 @@ def evaluate(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> Evaluation:
     """Figures with intervals over everything the loader gives. The source's classes are matched by name."""
-    probs, labels, index, _ = predict_loader(model, task, loader, preparation, device, tick)
+    probs, labels, index = predict_loader(model, task, loader, preparation, device, tick)
     labels = np.array([classes.index(source.classes[label]) for label in labels])
     keys = [source.samples[i].key for i in index]
     return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)

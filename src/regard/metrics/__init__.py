@@ -1,5 +1,5 @@
 """Figures with intervals: what a model scored, on how many samples, and how sure that is."""
 
-from regard.metrics.classification import Figure, Summary, auroc, summarise, wilson
+from regard.metrics.classification import Figure, Summary, auroc, repeated, summarise, wilson
 
-__all__ = ["Figure", "Summary", "auroc", "summarise", "wilson"]
+__all__ = ["Figure", "Summary", "auroc", "repeated", "summarise", "wilson"]

@@ -40,7 +40,7 @@ class Summary:
     """One row a confidence bin: mean confidence, accuracy, samples."""
 
 
-def wilson(hits: int, n: int, z: float = 1.959964) -> Figure:
+def wilson(hits: float, n: int, z: float = 1.959964) -> Figure:
     """A share with Wilson's score interval, which behaves near 0 and 1 and for small n.
 
     >>> print(wilson(9, 10))
@@ -52,6 +52,25 @@ def wilson(hits: int, n: int, z: float = 1.959964) -> Figure:
     middle = (p + z * z / (2 * n)) / shrink
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
     return Figure(p, max(0.0, middle - half), min(1.0, middle + half), n)
+
+
+def repeated(shares: np.ndarray, n: int) -> Figure:
+    """The mean of a share measured several times on the same n samples, each time trained on other images.
+
+    The interval counts both chances, the samples (Wilson) and the repeats (Student), added in squares: too wide
+    rather than too narrow. A single repeat says nothing of its own chance.
+
+    >>> print(repeated(np.array([0.5, 0.5]), 100), repeated(np.array([0.5, 0.6]), 100), sep="\\n")
+    0.5000 [0.4038, 0.5962] (n=100)
+    0.5500 [0.0000, 1.0000] (n=100)
+    """
+    from scipy.special import stdtrit
+
+    value, low, high, n = wilson(float(shares.mean()) * n, n)
+    repeats = len(shares)
+    error = stdtrit(repeats - 1, 0.975) * shares.std(ddof=1) / math.sqrt(repeats) if repeats > 1 else 0.0
+    below, above = math.hypot(value - low, error), math.hypot(high - value, error)
+    return Figure(value, max(0.0, value - below), min(1.0, value + above), n)
 
 
 def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], seed: int = 0) -> Summary:

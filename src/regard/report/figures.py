@@ -119,5 +119,30 @@ def recalls(per_class: dict[str, Any]) -> str:
     return _svg(figure)
 
 
+@style()
+def shots(rows: list[dict[str, Any]]) -> str:
+    """Few-shot accuracy against shots, and the probes on all training images as lines across; bands are intervals."""
+    figure = canvas(5.6, 3.6, background="none")
+    ax = figure.subplots()
+    few = [row for row in rows if row["probe"] == "few_shot"]
+    at = [row["shots"] for row in few]
+    values, lows, highs = ([100 * row[part] for row in few] for part in ("accuracy", "low", "high"))
+    ax.fill_between(at, lows, highs, color=BLUE, alpha=0.15, linewidth=0)
+    ax.errorbar(at, values, [np.subtract(values, lows), np.subtract(highs, values)], fmt="o-", color=BLUE, capsize=3)
+    lines = [("few-shot, least squares", BLUE)]
+    for name, label, colour in (("linear", "linear, all images", ORANGE), ("neighbours", "neighbours", GREEN)):
+        for row in (row for row in rows if row["probe"] == name):
+            ax.axhspan(100 * row["low"], 100 * row["high"], color=colour, alpha=0.12, linewidth=0)
+            ax.axhline(100 * row["accuracy"], color=colour, linestyle="--", linewidth=1.4)
+            lines.append((label, colour))
+    for number, (label, colour) in enumerate(lines):
+        ax.text(0.97, 0.05 + 0.08 * number, label, transform=ax.transAxes, ha="right", color=colour)
+    ax.set_xscale("log")
+    ax.set_xticks(at, [str(count) for count in at])
+    ax.minorticks_off()
+    _dress(ax, "training images a class", "accuracy (%), 95 % interval")
+    return _svg(figure)
+
+
 def _short(name: str) -> str:
     return name if len(name) <= 16 else name[:15] + "…"
