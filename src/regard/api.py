@@ -22,17 +22,18 @@ from regard.explain import REPORTED, Explanation
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
+from regard.nn.lora import merged
 from regard.predictor import Predictor, build
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_report
 from regard.tasks import Classification
-from regard.training import History
+from regard.training import History, adapt
 from regard.training import train as run_training
-from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint, write_text
+from regard.weights import Checkpoint, Run, Start, name_of, open_start, open_weights, save_checkpoint, write_text
 
 _MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "stem",
+    "drop_path", "layer_scale", "stem",
 )  # fmt: skip
 
 
@@ -194,26 +195,29 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
         Run.require_new(Path(settings["out"]))
     found = _scan(data, progress)
     found.require_readable()
-    config, origins = settle(found, settings)
+    start = open_start(settings["weights"], len(found.source.classes), settings) if settings.get("weights") else None
+    config, origins = settle(found, settings, start and start.shape)
     names, split_note = split(found, config.split_seed, config.holdout)
     progress.say(f"splits: {split_note}")
     source, device = found.source, torch.device(config.device)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
+    tested = "test" if parts["test"] else "val"
     if origins["batch"] != "flag" and len(parts["train"]) < 10 * config.batch:  # few images: still ten steps an epoch
         config = change(config, {"batch": max(4, len(parts["train"]) // 10)})
         origins["batch"] = "auto"
     chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
     progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     torch.manual_seed(config.seed)
-    model: Network = registry.build(
-        config.model,
-        classes=len(source.classes),
-        **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
-    ).to(device)
+    model = _starting_model(config, len(source.classes), start, progress).to(device)
     model.checkpointing = config.checkpointing
+    parameters = sum(p.numel() for p in model.parameters())
+    adapt(model, config)
     size, channels = model.config.size, model.config.channels
     images = Images(found, size, channels)
-    preparation = Preparation(size, channels, *statistics(images, parts["train"]))
+    if start:
+        preparation = start.checkpoint.preparation
+    else:
+        preparation = Preparation(size, channels, *statistics(images, parts["train"]))
 
     run = Run.create(Path(config.out or "runs/run"))
     run.write_config(str(data), config, origins)
@@ -232,12 +236,17 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     ])  # fmt: skip
     if any(fit_loses(shape, size) for shape in found.sizes):
         progress.say(f"images of other proportions than {size} are cut at the centre, not stretched")
-    count = sum(p.numel() for p in model.parameters())
-    progress.say(f"{config.model}: {count:,} parameters, input {size}, on {device}; run folder {run.path}")
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if start:
+        seen = len(seen_samples(found, str(config.weights), Progress(quiet=True)).intersection(parts[tested]))
+        if seen:
+            progress.say(f"warning: the weights come from a run that has seen {seen} of the images of {tested}")
+        run.write_json("transfer.json", start.to_json() | {"parameters_trained": trained, f"{tested}_seen": seen})
+    some = "" if trained == parameters else f", {trained:,} trained"
+    progress.say(f"{config.model}: {parameters:,} parameters{some}, input {size}, on {device}; run folder {run.path}")
     history = _fit(run, model, images, parts, preparation, config, progress)
 
     predictor = load(run.path, config.device)
-    tested = "test" if parts["test"] else "val"
     loader = Loader(images, parts[tested], config.batch, workers=config.workers or 0)
     with progress.bar(f"testing on {tested}", len(loader)) as tick:
         result = run_evaluation(
@@ -245,13 +254,23 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
         )
     best = history.best or {}
     run.write_json("summary.json", {
-        "split": tested, "parameters": count, "seconds": history.rows[-1]["seconds"],
+        "split": tested, "parameters": parameters, "seconds": history.rows[-1]["seconds"],
         "best_epoch": best.get("epoch"), "val_accuracy": best.get("val_accuracy"), **result.to_json(),
     })  # fmt: skip
     run.write_rows("predictions.csv", result.predictions())
     _explain_some(run, predictor, images, result, config.explain, progress)
     write_report(run)
     return run
+
+
+def _starting_model(config: RunConfig, classes: int, start: Start | None, progress: Progress) -> Network:
+    """A network for the data: from weights, with a head of zeros, or random as the seed says."""
+    if start is None:
+        fields = {name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None}
+        return registry.build(config.model, classes=classes, **fields)
+    for line in start.report.lines():
+        progress.say(line)
+    return build(start.with_rates(config))
 
 
 def _fit(
@@ -274,7 +293,7 @@ def _fit(
         run.write_rows("metrics.csv", history.rows)
         rows = {"best": history.best or {}, "last": history.rows[-1]}
         for name, state in weights.items():
-            about = Checkpoint(config.model, to_dict(model.config), classes, preparation, rows[name], state)
+            about = Checkpoint(config.model, to_dict(model.config), classes, preparation, rows[name], merged(state))
             save_checkpoint(run.checkpoint(name), about)
 
     return run_training(

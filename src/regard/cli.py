@@ -318,7 +318,7 @@ def main() -> None:
     """Run one command. Errors the user can mend print without a traceback (unless --debug) and exit with 2."""
     words = sys.argv[1:]
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    words = [_spelt(word) for word in words if word != "--debug"]
     try:
         if words == ["--version"]:
             from regard import __version__
@@ -349,9 +349,15 @@ def main() -> None:
 
 def _flags(cls: type) -> set[str]:
     """The fields of `cls` that the command line names, so that a flag can be told from a default."""
-    flags = (word for word in sys.argv[2:] if word.startswith("--"))
+    flags = (_spelt(word) for word in sys.argv[2:] if word.startswith("--"))
     words = {flag.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
     return words & {f.name for f in fields(cls)}
+
+
+def _spelt(word: str) -> str:
+    """`--from` for `--weights`: as Python's keyword it cannot be the name of a setting, and here it reads best."""
+    flag, sign, value = word.partition("=")
+    return f"--weights{sign}{value}" if flag == "--from" else word
 
 
 def _command() -> str:

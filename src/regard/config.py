@@ -139,8 +139,10 @@ class RunConfig:
 
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
+    weights: str | None = None
+    """Start from these, with a new head (also --from): a file of any public format, or a run. It says the model."""
     recipe: str | None = None
-    """Named settings to start from: default, small_images, cifar or digits. Default: by the data."""
+    """Named settings: default, small_images, cifar, digits, paper_finetune, deit3 or plain. Default: by the data."""
     out: str | None = None
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100
@@ -149,10 +151,16 @@ class RunConfig:
     """Images a step."""
     accumulate: int = 1
     """Steps whose gradients are added before the weights move: an effective batch of batch × accumulate."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """What moves the weights: AdamW, or Muon for the blocks' matrices and AdamW for the rest."""
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
+    """What moves the weights: AdamW; Muon for the blocks' matrices and AdamW for the rest; or SGD, momentum 0.9."""
     lr: float = 1e-3
     """Peak learning rate; warmed up, then a cosine to zero."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each block to the one before it, such as 0.75; the head has the full rate."""
+    freeze: int | Literal["all"] | None = None
+    """Keep the stem and so many first blocks as they are, or all but the head."""
+    lora: int | None = None
+    """Keep all but the head as it is, and learn changes of this rank to the attention's queries and values."""
     weight_decay: float = 0.05
     """Pull towards zero, on matrices only."""
     warmup: float = 0.05
@@ -189,6 +197,8 @@ class RunConfig:
     """Position embedding."""
     registers: int | None = None
     """Register tokens."""
+    layer_scale: float | None = None
+    """Initial value of a learned factor per channel on each branch, such as 1e-4. Default: no such factors."""
     stem: Literal["patch", "conv", "r50"] | None = None
     """What makes tokens: one linear projection of each patch, a few convolutions, or most of a ResNet-50."""
     dropout: float | None = None
@@ -225,4 +235,4 @@ class RunConfig:
     """Test images explained in the report."""
 
 
-Origin = Literal["default", "recipe", "flag", "auto"]
+Origin = Literal["default", "recipe", "weights", "flag", "auto"]

@@ -26,7 +26,8 @@ class Step:
 
     def __init__(self, model: nn.Module, task: Task, config: RunConfig, device: torch.device):
         self.model, self.task, self.config, self.device = model, task, config, device
-        self.optimizers = make_optimizers(model, config.optimizer, config.lr, config.weight_decay)
+        settings = (config.optimizer, config.lr, config.weight_decay, config.layer_decay)
+        self.optimizers = make_optimizers(model, *settings)
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor] | None = None
         self.recordable = device.type == "cuda" and config.accumulate == 1 and bool(config.compile)
         self.done = 0
@@ -44,10 +45,11 @@ class Step:
 
     def set_rate(self, rate: float) -> None:
         for group in self.groups():
+            own = rate * group.get("factor", 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(own)
             else:
-                group["lr"] = rate
+                group["lr"] = own
 
     def gradients(self, x: Tensor, targets: Tensor, parts: int = 1) -> Tensor:
         """Add this batch's gradients, divided by `parts`; returns its loss."""
