@@ -16,7 +16,7 @@ from regard.config import Augment, RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, open_source, scan, split, statistics
 from regard.errors import ConfigError, DataError
-from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
+from regard.evaluation import Evaluation, choose_samples, quick_figures, repeat, seen_samples
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import REPORTED, Explanation
 from regard.explain.draw import draw
@@ -181,8 +181,11 @@ def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     return train("digits", quiet=quiet, **settings)
 
 
-def train(data: str | Path, *, quiet: bool = False, command: str | None = None, **settings: Any) -> Run:
+def train(data: str | Path, *, seeds: int = 1, quiet: bool = False, command: str | None = None, **settings: Any) -> Run:
     """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
+
+    With `seeds`, that many runs from `seed` on in folders of their own, and the mean and deviation of their figures
+    in the summary.json of the folder around them.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
@@ -191,6 +194,12 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     progress = Progress(quiet)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_settings(settings)
+    if seeds != 1:
+
+        def once(seed: int, out: str) -> Run:
+            return train(data, quiet=quiet, command=command, **settings | {"seed": seed, "out": out})
+
+        return repeat(once, str(data), settings, seeds, progress)
     if settings.get("out"):
         Run.require_new(Path(settings["out"]))
     found = _scan(data, progress)

@@ -62,6 +62,8 @@ class Train:
     data: Positional[str]
     """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits."""
     settings: OmitArgPrefixes[RunConfig]
+    seeds: int = 1
+    """Runs to make, each with the next seed, in OUT/seed0, OUT/seed1, … Those that have finished are kept."""
     quiet: Quiet = False
 
     def run(self) -> None:
@@ -69,7 +71,14 @@ class Train:
 
         given = _flags(RunConfig)
         settings = {f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given}
-        _tell_run(api.train(self.data, quiet=self.quiet, command=_command(), **settings))
+        made = api.train(self.data, seeds=self.seeds, quiet=self.quiet, command=_command(), **settings)
+        if self.seeds == 1:
+            _tell_run(made)
+        else:
+            from regard.evaluation import table
+
+            print(table(made.read_json("summary.json")))
+            print(made.path / "summary.json")
 
 
 @dataclass

@@ -62,9 +62,7 @@ def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_p
     """With plain gradient descent, since Adam hides a gradient of the wrong size."""
     import regard.training.step as step
 
-    monkeypatch.setattr(
-        step, "make_optimizers", lambda model, kind, lr, decay: [torch.optim.SGD(model.parameters(), lr)]
-    )
+    monkeypatch.setattr(step, "make_optimizers", lambda model, kind, lr, *_: [torch.optim.SGD(model.parameters(), lr)])
     plain = {
         "crop": "none",
         "flip": False,
