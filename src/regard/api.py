@@ -292,9 +292,9 @@ def _fit(
     progress: Progress,
 ) -> History:
     """Train, keeping curves and checkpoints in the run folder as they come."""
-    task, device, workers = Classification(config.smoothing), torch.device(config.device), config.workers or 0
-    classes = images.source.classes
-    varied = Images(images.scan, images.size, images.channels, crop=config.crop == "resized", seed=config.seed)
+    task, device = Classification(config.smoothing, config.loss), torch.device(config.device)
+    classes, workers = images.source.classes, config.workers or 0
+    varied = Images(images.scan, images.size, images.channels, crop=config.crop, seed=config.seed)
     augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
     validation = Loader(images, parts["val"], config.batch, workers=workers)
 

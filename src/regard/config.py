@@ -123,11 +123,12 @@ class ViTConfig:
 class Augment:
     """How training images are varied. Everything off leaves them as they are."""
 
-    crop: Literal["none", "shift", "resized"] = "none"
+    crop: Literal["none", "shift", "simple", "resized"] = "none"
     rotate: float = 0.0
     zoom: float = 0.0
     flip: bool = False
-    policy: Literal["none", "rand", "trivial"] = "none"
+    policy: Literal["none", "rand", "trivial", "three"] = "none"
+    strength: float = 0.3
     erase: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -165,6 +166,8 @@ class RunConfig:
     """Pull towards zero, on matrices only."""
     warmup: float = 0.05
     """Share of the run over which the learning rate rises."""
+    loss: Literal["softmax", "bce"] = "softmax"
+    """Cross-entropy over all classes, or a binary one for each class by itself."""
     smoothing: float = 0.1
     """Label smoothing: probability spread over the wrong classes."""
     ema: float = 0.998
@@ -205,16 +208,18 @@ class RunConfig:
     """Dropout on tokens and branches."""
     drop_path: float | None = None
     """Stochastic depth at the last block, rising linearly from 0."""
-    crop: Literal["none", "shift", "resized"] | None = None
-    """Random crops. Default: resized for more than 64 pixels, else shift (an eighth of the side); none in 3D."""
+    crop: Literal["none", "shift", "simple", "resized"] | None = None
+    """Random crops; simple keeps the scale. Default: resized above 64 pixels, else shift (by an eighth); none in 3D."""
     rotate: float = 0.0
     """Largest random rotation in degrees."""
     zoom: float = 0.0
     """Largest random change of scale: 0.1 is 10 %."""
     flip: bool | None = None
     """Mirror half of the images. Default: only colour pictures (left and right matter in scans and text)."""
-    policy: Literal["none", "rand", "trivial"] = "none"
-    """RandAugment or TrivialAugment."""
+    policy: Literal["none", "rand", "trivial", "three"] = "none"
+    """RandAugment, TrivialAugment or DeiT III's 3-Augment (grey, solarised or blurred, and jittered colours)."""
+    strength: float = 0.3
+    """How strong RandAugment's operations are, as a share of the largest; level 10 of 10 is 1."""
     erase: float = 0.0
     """Share of images with a random box erased."""
     mixup: float = 0.0

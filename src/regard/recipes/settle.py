@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from regard.config import Origin, RunConfig, change, to_dict
-from regard.data import Scan
+from regard.data import CROPS, Scan
 from regard.errors import ConfigError, RunError
 from regard.recipes import find
 from regard.registry import find as find_model
@@ -81,7 +81,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
     device = pick_device(config.device)
     gpu = device == "cuda"
     crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
-    in_memory = bool(scan.cache) and (config.crop or crop) != "resized"
+    in_memory = bool(scan.cache) and (config.crop or crop) not in CROPS
     # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
     forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     workers = min(8, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
@@ -136,8 +136,9 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(
                 f"{name}={getattr(config, name)} is out of range", do=f"give 0 up to, not including, {most}"
             )
-    if not 0 <= config.erase <= 1:
-        raise ConfigError(f"erase={config.erase} is no share", do="give 0 to 1")
+    for name in ("erase", "strength"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigError(f"{name}={getattr(config, name)} is no share", do="give 0 to 1")
     if not 0 < config.layer_decay <= 1:
         raise ConfigError(f"layer_decay={config.layer_decay} is out of range", do="give 1 or less, such as 0.75")
     if isinstance(config.freeze, int) and config.freeze < 0:
