@@ -38,7 +38,7 @@ def pretrained(tmp_path):
 
 def small(**fields) -> nn.Module:
     torch.manual_seed(0)
-    return regard.create("vit_nano", classes=3, size=16, depth=3, **fields)
+    return regard.create("vit_nano", classes=3, **{"size": 16, "depth": 3} | fields)
 
 
 def kept(run, name="last") -> dict[str, torch.Tensor]:
@@ -221,12 +221,12 @@ def test_lora_merged_is_lora_unmerged_and_leaves_keys_alone():
     add_lora(model, 4)
     draw = torch.Generator().manual_seed(1)
     for name, p in model.named_parameters():
-        if name.endswith(".0.b"):
+        if name.endswith("qkv.b"):
             p.data = torch.randn(p.shape, generator=draw) * 0.1
     state = merged(model.state_dict())
     for n in range(3):
         name = f"blocks.{n}.attention.qkv."
-        change = model.blocks[n].attention.qkv.parametrizations.weight[0]
+        change = model.blocks[n].attention.qkv
         by_hand = [16 / 4 * change.b[k] @ change.a[k] for k in (0, 1)]
         old = plain.state_dict()[f"{name}weight"]
         queries, keys, values = (state[f"{name}weight"] - old).chunk(3)
@@ -260,6 +260,21 @@ def test_a_run_with_lora_keeps_plain_weights_changed_where_it_may(picture_folder
     assert run.read_json("transfer.json")["parameters_trained"] == trained
     assert run.read_json("summary.json")["parameters"] == sum(p.numel() for p in base.parameters()) - 64 - 1
     assert regard.load(run.path).explain(picture_folder / "red" / "00.png").map.shape == (16, 16)
+
+
+def test_blocks_with_lora_share_one_compiled_graph():
+    """Twelve of their own would be more than torch compiles of one function."""
+    from torch._dynamo.utils import counters
+
+    model = small(depth=12)
+    add_lora(model, 2)
+    torch.compiler.reset()
+    before = counters["stats"]["unique_graphs"]
+    for block in model.blocks:
+        block.compile(dynamic=False, backend="eager")
+    model(picture(16, 16))
+    assert counters["stats"]["unique_graphs"] == before + 1
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(
