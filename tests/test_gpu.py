@@ -120,3 +120,16 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does():
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
     assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()
+
+
+@pytest.mark.parametrize("settings", [{}, {"layer_decay": 0.75}, {"freeze": 1}, {"lora": 4}, {"optimizer": "muon"}])
+def test_transfer_is_recorded_and_replayed(tmp_path, settings):
+    """SGD with a rate in a tensor, groups of their own rates, frozen blocks and low-rank changes in a CUDA graph."""
+    make_folder(tmp_path / "data", per_class=40, side=96)
+    regard.save(regard.create("vit_ti16", classes=3, size=64, depth=3), tmp_path / "own.safetensors")
+    run = regard.train(
+        tmp_path / "data", weights=tmp_path / "own.safetensors", epochs=8, batch=8, explain=0, out=tmp_path / "run",
+        quiet=True, **settings,
+    )  # fmt: skip
+    rows = run.read_rows("metrics.csv")
+    assert float(rows[-1]["train_loss"]) < 0.5 * float(rows[0]["train_loss"])

@@ -180,7 +180,7 @@ def _card(run: Run, data: str, config: Any, about: Any, summary: Any) -> str:
 
 **Model.** {config.model}: {summary["parameters"]:,} parameters, input {_plain(config.size)}, classes {classes}.
 
-**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
+{_origin(run)}**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
 
 **Figures** on {summary["figures"]["accuracy"]["n"]:,} {summary["split"]} images, with 95 % intervals:
 
@@ -195,6 +195,15 @@ cameras, scanners, hospitals or populations: test there before relying on it.
 
 **Made by** `{(run.path / "command.txt").read_text(encoding="utf-8").strip()}`
 """
+
+
+def _origin(run: Run) -> str:
+    """Where the weights come from, if the run did not start from random ones."""
+    if not (run.path / "transfer.json").is_file():
+        return ""
+    told = run.read_json("transfer.json")
+    changed = "; ".join([*told["changed"], *told["untrained"]])
+    return f"**Pre-training.** Started from {told['source']} ({told['format']} names): {changed}.\n\n"
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
