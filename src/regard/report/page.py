@@ -176,11 +176,12 @@ def _card(run: Run, data: str, config: Any, about: Any, summary: Any) -> str:
     leaks = f"By pixels: {len(about['leaks'])} images in more than one split. By patient or group: " + (
         f"{len(about['parted_groups'])} of {about['groups']}." if about["groups"] else "not known, the data names none."
     )
+    origin = _origin(run)
     return f"""# {config.model} on {about["name"]}
 
 **Model.** {config.model}: {summary["parameters"]:,} parameters, input {_plain(config.size)}, classes {classes}.
 
-{_origin(run)}**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
+{origin}**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
 
 **Figures** on {summary["figures"]["accuracy"]["n"]:,} {summary["split"]} images, with 95 % intervals:
 
