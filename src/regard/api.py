@@ -250,7 +250,7 @@ def train(data: str | Path, *, seeds: int = 1, quiet: bool = False, command: str
         seen = len(seen_samples(found, str(config.weights), Progress(quiet=True)).intersection(parts[tested]))
         if seen:
             progress.say(f"warning: the weights come from a run that has seen {seen} of the images of {tested}")
-        run.write_json("transfer.json", start.to_json() | {"parameters_trained": trained, f"{tested}_seen": seen})
+        run.write_json("transfer.json", start.to_json() | {"parameters_trained": trained, f"seen_in_{tested}": seen})
     some = "" if trained == parameters else f", {trained:,} trained"
     progress.say(f"{config.model}: {parameters:,} parameters{some}, input {size}, on {device}; run folder {run.path}")
     history = _fit(run, model, images, parts, preparation, config, progress)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
+from regard.cli import main
 from regard.config import RunConfig
 from regard.errors import ConfigError, RegardError
 from regard.nn.lora import add_lora, merged
@@ -107,13 +109,26 @@ def test_a_recipe_changes_the_rates_and_not_the_shape(picture_folder, tmp_path):
 def test_images_that_the_pretraining_saw_are_counted(picture_folder, tmp_path, capsys):
     first = regard.train(picture_folder, model="vit_nano", size=16, out=tmp_path / "a", **QUICK)
     clean = regard.train(picture_folder, weights=first.path, out=tmp_path / "b", **QUICK)
-    assert clean.read_json("transfer.json")["test_seen"] == 0
+    assert clean.read_json("transfer.json")["seen_in_test"] == 0
     leaky = regard.train(
         picture_folder, weights=first.path, split_seed=1, out=tmp_path / "c", **QUICK | {"quiet": False}
     )
-    seen = leaky.read_json("transfer.json")["test_seen"]
+    seen = leaky.read_json("transfer.json")["seen_in_test"]
     assert seen > 0
     assert f"has seen {seen} of the images of test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spelt", ["--from={}", "--weights={}"])
+def test_the_command_line_says_from(spelt, picture_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [
+        "regard", "train", str(picture_folder), spelt.format(tmp_path / "own.safetensors"), "--epochs", "1", "--quiet",
+        "--explain", "0", "--out", str(tmp_path / "run"),
+    ])  # fmt: skip
+    regard.save(small(), tmp_path / "own.safetensors")
+    main()
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["weights"] == {"value": str(tmp_path / "own.safetensors"), "origin": "flag"}
+    assert config["depth"] == {"value": 3, "origin": "weights"}
 
 
 def test_sgd_is_the_formula_of_momentum():
@@ -243,7 +258,7 @@ def test_lora_merged_is_lora_unmerged_and_leaves_keys_alone():
 
 
 def test_a_run_with_lora_keeps_plain_weights_changed_where_it_may(picture_folder, tmp_path):
-    base = randomise(small())
+    base = randomise(small(stem="conv", patch=8))  # whose BatchNorm may not move either
     regard.save(base, tmp_path / "own.safetensors")
     run = regard.train(
         picture_folder, weights=tmp_path / "own.safetensors", lora=2, optimizer="adamw", lr=0.05, ema=0.5,
