@@ -21,7 +21,7 @@ def adapt(model: Network, config: RunConfig) -> None:
     elif config.freeze is not None:
         _freeze(model, config.freeze)
     if config.layer_decay != 1:
-        layer_numbers(model)
+        layer_numbers(model)  # an error here comes before anything is written
     model.train()
 
 
