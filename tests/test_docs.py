@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,18 @@ def test_commands_and_programs_of_the_readme_run_as_written(place):
     assert len(promised) == 2
     for value in promised:
         assert value.strip() in printed[2], "the README promises another output"
+
+
+def test_commands_and_programs_of_the_transfer_page_run_as_written(place):
+    text = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
+    commands = [line for block in blocks("bash", text) for line in block.splitlines() if line.startswith("regard ")]
+    assert len(commands) == 7
+    for line in commands:
+        execute(["sh", "-c", line], place)
+    made = {path.parent.name for path in (place / "runs").glob("**/transfer.json")}
+    assert made == {"first", "seed0", "seed1", "seed2", "decay", "probe", "upper", "lora"}
+    (program,) = blocks("python", text)
+    assert execute([sys.executable, "-c", program], place).split() == re.findall(r"# (\S+)", program)
 
 
 def test_every_other_command_in_the_readme_is_known():

@@ -117,7 +117,7 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(positions):
         losses = []
         for number, (x, targets) in enumerate(batches):
             step.set_rate(1e-3 * (number + 1))
-            losses.append(float(step.whole(x, targets)))
+            losses.append(float(step.whole([(x, targets, 1.0)])[0]))
             average.update()
         assert (step.recorded is not None) == compiled
         average.swap()  # so that the average is compared, which has followed every step
@@ -136,6 +136,19 @@ def test_a_replayed_step_drops_other_units_each_time():
     for number in (0, 1, 2, 3, 4, 5, 5):
         step.set_rate(0.0)
         torch.manual_seed(number)
-        losses.append(float(step.whole(x, targets)))
+        losses.append(float(step.whole([(x, targets, 1.0)])[0]))
     assert len({round(loss, 6) for loss in losses[3:6]}) == 3
     assert losses[5] == losses[6]
+
+
+@pytest.mark.parametrize("settings", [{}, {"layer_decay": 0.75}, {"freeze": 1}, {"lora": 4}, {"optimizer": "muon"}])
+def test_transfer_is_recorded_and_replayed(tmp_path, settings):
+    """SGD with a rate in a tensor, groups of their own rates, frozen blocks and low-rank changes in a CUDA graph."""
+    make_folder(tmp_path / "data", per_class=40, side=96)
+    regard.save(regard.create("vit_ti16", classes=3, size=64, depth=3), tmp_path / "own.safetensors")
+    run = regard.train(
+        tmp_path / "data", weights=tmp_path / "own.safetensors", epochs=8, batch=8, explain=0, out=tmp_path / "run",
+        quiet=True, **settings,
+    )  # fmt: skip
+    rows = run.read_rows("metrics.csv")
+    assert float(rows[-1]["train_loss"]) < 0.5 * float(rows[0]["train_loss"])

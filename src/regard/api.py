@@ -25,6 +25,7 @@ from regard.evaluation import (
     choose_samples,
     features_of,
     probe_parts,
+    repeat,
     run_probes,
     seen_samples,
 )
@@ -35,8 +36,8 @@ from regard.predictor import Predictor, build
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_probe
 from regard.runner import finish, fit, kept_splits, make_plan, open_folder, rehearse
-from regard.training import joined
-from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint, write_text
+from regard.training import joined, load_state
+from regard.weights import Checkpoint, Run, name_of, open_start, open_weights, save_checkpoint, write_text
 
 
 def models() -> list[dict[str, Any]]:
@@ -240,6 +241,7 @@ def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
 def train(
     data: str | Path,
     *,
+    seeds: int = 1,
     quiet: bool = False,
     command: str | None = None,
     resume: bool = False,
@@ -249,7 +251,9 @@ def train(
     """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
 
     With `resume`, a run that `out` already holds is gone on with. With `dry_run`, a step is made, the plan is
-    printed, and nothing is written. Under torchrun, all its processes train one model.
+    printed, and nothing is written. With `seeds`, that many runs from `seed` on in folders of their own, and the
+    mean and deviation of their figures in the summary.json of the folder around them. Under torchrun, all its
+    processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
@@ -257,6 +261,13 @@ def train(
     """
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_settings(settings)
+    if seeds != 1:
+
+        def once(seed: int, out: str) -> Run:
+            mine = settings | {"seed": seed, "out": out}
+            return train(data, quiet=quiet, command=command, resume=True, **mine)
+
+        return repeat(once, str(data), settings, seeds, Progress(quiet))
     out = settings.get("out")
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
@@ -268,9 +279,11 @@ def train(
             Run.require_new(Path(out))
         found = _scan(data, progress)
         found.require_readable(asked.unreadable)
-        config, origins = settle(found, settings)
+        weights, classes = settings.get("weights"), len(found.source.classes)
+        start = open_start(weights, classes, settings) if weights else None
+        config, origins = settle(found, settings, start and start.shape)
         config = change(config, {"out": world.agree(config.out or "")})
-        plan = make_plan(found, config, origins, None, progress)
+        plan = make_plan(found, config, origins, progress, start=start)
         if dry_run:
             print(rehearse(plan, progress))
             return Run(Path(config.out or ""))
@@ -312,11 +325,14 @@ def resume(
             return opened
         found = _scan(stored if data is None else data, progress)
         splits = kept_splits(opened, found)
-        plan = make_plan(found, config, origins, splits, progress)
+        state = load_state(opened.checkpoint("state"))
+        weights, classes = config.weights, len(found.source.classes)
+        start = open_start(weights, classes, to_dict(config)) if weights and not state else None
+        plan = make_plan(found, config, origins, progress, start=start, splits=splits, state=state)
         if world.first:
             line = command or f"regard.resume({str(run)!r}, **{changes!r})"
             write_text(opened.path / "command.txt", (opened.path / "command.txt").read_text() + line + "\n")
-        history = fit(opened, plan, progress, world)
+        history = fit(opened, plan, progress, world, state)
     if world.first:
         finish(opened, plan, history, progress)
     return opened

@@ -68,6 +68,8 @@ class Train:
     """If --out already holds a run, go on with it."""
     dry_run: bool = False
     """Build everything, make one step and one batch of validation, print the plan, write nothing."""
+    seeds: int = 1
+    """Runs to make, each with the next seed, in OUT/seed0, OUT/seed1, … Those that have finished are kept."""
     quiet: Quiet = False
 
     def run(self) -> None:
@@ -76,9 +78,16 @@ class Train:
         given = _flags(RunConfig)
         settings = {f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given}
         extra = {"quiet": self.quiet, "command": _command(), "resume": self.resume, "dry_run": self.dry_run}
-        run = api.train(self.data, **extra, **settings)
-        if not self.dry_run:
-            _tell_run(run)
+        made = api.train(self.data, seeds=self.seeds, **extra, **settings)
+        if self.dry_run:
+            return
+        if self.seeds == 1:
+            _tell_run(made)
+        else:
+            from regard.evaluation import table
+
+            print(table(made.read_json("summary.json")))
+            print(made.path / "summary.json")
 
 
 @dataclass
@@ -400,7 +409,7 @@ def main() -> None:
     """Run one command. Errors the user can mend print without a traceback (unless --debug) and exit with 2."""
     words = sys.argv[1:]
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    words = [_spelt(word) for word in words if word != "--debug"]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what is open is closed on the way
     try:
         if words == ["--version"]:
@@ -432,9 +441,15 @@ def main() -> None:
 
 def _flags(cls: type) -> set[str]:
     """The fields of `cls` that the command line names, so that a flag can be told from a default."""
-    flags = (word for word in sys.argv[2:] if word.startswith("--"))
+    flags = (_spelt(word) for word in sys.argv[2:] if word.startswith("--"))
     words = {flag.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
     return words & {f.name for f in fields(cls)}
+
+
+def _spelt(word: str) -> str:
+    """`--from` for `--weights`: as Python's keyword it cannot be the name of a setting, and here it reads best."""
+    flag, sign, value = word.partition("=")
+    return f"--weights{sign}{value}" if flag == "--from" else word
 
 
 def _command() -> str:

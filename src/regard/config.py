@@ -123,11 +123,12 @@ class ViTConfig:
 class Augment:
     """How training images are varied. Everything off leaves them as they are."""
 
-    crop: Literal["none", "shift", "resized"] = "none"
+    crop: Literal["none", "shift", "simple", "resized"] = "none"
     rotate: float = 0.0
     zoom: float = 0.0
     flip: bool = False
-    policy: Literal["none", "rand", "trivial"] = "none"
+    policy: Literal["none", "rand", "trivial", "three"] = "none"
+    strength: float = 0.3
     erase: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -139,8 +140,10 @@ class RunConfig:
 
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
+    weights: str | None = None
+    """Start from these, with a new head (also --from): a file of any public format, or a run. It says the model."""
     recipe: str | None = None
-    """Named settings to start from: default, small_images, cifar or digits. Default: by the data."""
+    """Named settings: default, small_images, cifar, digits, paper_finetune, deit3 or plain. Default: by the data."""
     out: str | None = None
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100
@@ -149,14 +152,22 @@ class RunConfig:
     """Images a step."""
     accumulate: int = 1
     """Steps whose gradients are added before the weights move: an effective batch of batch × accumulate."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """What moves the weights: AdamW, or Muon for the blocks' matrices and AdamW for the rest."""
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
+    """What moves the weights: AdamW; Muon for the blocks' matrices and AdamW for the rest; or SGD, momentum 0.9."""
     lr: float = 1e-3
     """Peak learning rate; warmed up, then a cosine to zero."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each block to the one before it, such as 0.75; the head has the full rate."""
+    freeze: int | Literal["all"] | None = None
+    """Keep the stem and so many first blocks as they are, or all but the head."""
+    lora: int | None = None
+    """Keep all but the head as it is, and learn changes of this rank to the attention's queries and values."""
     weight_decay: float = 0.05
     """Pull towards zero, on matrices only."""
     warmup: float = 0.05
     """Share of the run over which the learning rate rises."""
+    loss: Literal["softmax", "bce"] = "softmax"
+    """Cross-entropy over all classes, or a binary one for each class by itself."""
     smoothing: float = 0.1
     """Label smoothing: probability spread over the wrong classes."""
     ema: float = 0.998
@@ -189,22 +200,26 @@ class RunConfig:
     """Position embedding."""
     registers: int | None = None
     """Register tokens."""
+    layer_scale: float | None = None
+    """Initial value of a learned factor per channel on each branch, such as 1e-4. Default: no such factors."""
     stem: Literal["patch", "conv", "r50"] | None = None
     """What makes tokens: one linear projection of each patch, a few convolutions, or most of a ResNet-50."""
     dropout: float | None = None
     """Dropout on tokens and branches."""
     drop_path: float | None = None
     """Stochastic depth at the last block, rising linearly from 0."""
-    crop: Literal["none", "shift", "resized"] | None = None
-    """Random crops. Default: resized for more than 64 pixels, else shift (an eighth of the side); none in 3D."""
+    crop: Literal["none", "shift", "simple", "resized"] | None = None
+    """Random crops; simple keeps the scale. Default: resized above 64 pixels, else shift (by an eighth); none in 3D."""
     rotate: float = 0.0
     """Largest random rotation in degrees."""
     zoom: float = 0.0
     """Largest random change of scale: 0.1 is 10 %."""
     flip: bool | None = None
     """Mirror half of the images. Default: only colour pictures (left and right matter in scans and text)."""
-    policy: Literal["none", "rand", "trivial"] = "none"
-    """RandAugment or TrivialAugment."""
+    policy: Literal["none", "rand", "trivial", "three"] = "none"
+    """RandAugment, TrivialAugment or DeiT III's 3-Augment (grey, solarised or blurred, and jittered colours)."""
+    strength: float = 0.3
+    """How strong RandAugment's operations are, as a share of the largest; level 10 of 10 is 1."""
     erase: float = 0.0
     """Share of images with a random box erased."""
     mixup: float = 0.0
@@ -233,4 +248,4 @@ class RunConfig:
     """Seconds after which a process that does not answer the others is taken for lost."""
 
 
-Origin = Literal["default", "recipe", "flag", "auto"]
+Origin = Literal["default", "recipe", "weights", "flag", "auto"]

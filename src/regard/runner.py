@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from regard import registry
-from regard.config import Augment, Origin, RunConfig, change, to_dict
+from regard.config import Augment, Origin, RunConfig, change, make, to_dict
 from regard.console import Progress, columns
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, split, statistics
 from regard.errors import RunError
-from regard.evaluation import Evaluation, quick_figures
+from regard.evaluation import Evaluation, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import REPORTED, Explanation
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
-from regard.predictor import Predictor
+from regard.nn.lora import merged
+from regard.predictor import Predictor, build
 from regard.report import write_report
 from regard.tasks import Classification
-from regard.training import ALONE, History, Training, World, load_state, save_state
-from regard.weights import Checkpoint, Run, open_weights, save_checkpoint, write_text
+from regard.training import ALONE, History, State, Training, World, adapt, save_state
+from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
 
 _MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "stem",
+    "drop_path", "layer_scale", "stem",
 )  # fmt: skip
 
 
@@ -44,8 +45,10 @@ class Plan:
     splits: list[str]
     note: str
     model: Network
+    parameters: int
     images: Images
     preparation: Preparation
+    start: Start | None
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +57,10 @@ class Plan:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.found.source.classes
+
+    @property
+    def tested(self) -> str:
+        return "test" if "test" in self.splits else "val"
 
     def part(self, name: str) -> list[int]:
         return [number for number, its in enumerate(self.splits) if its == name]
@@ -74,10 +81,13 @@ def make_plan(
     found: Scan,
     config: RunConfig,
     origins: dict[str, Origin],
-    splits: list[str] | None,
     progress: Progress,
+    *,
+    start: Start | None = None,
+    splits: list[str] | None = None,
+    state: State | None = None,
 ) -> Plan:
-    """Everything but the run folder; `splits` are those of a run that goes on."""
+    """Everything but the run folder. `start` are weights to begin with; `splits` and `state` are a running run's."""
     note = "as they were"
     if splits is None:
         splits, note = split(found, config.split_seed, config.holdout)
@@ -90,17 +100,34 @@ def make_plan(
         chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
         progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     torch.manual_seed(config.seed)
-    model: Network = registry.build(
-        config.model,
-        classes=len(found.source.classes),
-        **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
-    ).to(torch.device(config.device))
+    model = _starting_model(config, len(found.source.classes), start, state, progress).to(torch.device(config.device))
     model.checkpointing = config.checkpointing
+    parameters = sum(p.numel() for p in model.parameters())
+    adapt(model, config)
     size, channels = model.config.size, model.config.channels
     images = Images(found, size, channels)
-    train = [number for number, its in enumerate(splits) if its == "train"]
-    preparation = Preparation(size, channels, *statistics(images, train))
-    return Plan(found, config, origins, splits, note, model, images, preparation)
+    if state:
+        preparation = make(Preparation, state[1]["preparation"])
+    elif start:
+        preparation = start.checkpoint.preparation
+    else:
+        train = [number for number, its in enumerate(splits) if its == "train"]
+        preparation = Preparation(size, channels, *statistics(images, train))
+    return Plan(found, config, origins, splits, note, model, parameters, images, preparation, start)
+
+
+def _starting_model(
+    config: RunConfig, classes: int, start: Start | None, state: State | None, progress: Progress
+) -> Network:
+    """A network for the data: from weights, with a head of zeros; of a state's shape; or random as the seed says."""
+    if state:
+        return registry.build(config.model, **state[1]["model"])
+    if start is None:
+        fields = {name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None}
+        return registry.build(config.model, classes=classes, **fields)
+    for line in start.report.lines():
+        progress.say(line)
+    return build(start.with_rates(config))
 
 
 def open_folder(plan: Plan, data: str, command: str, environment: dict[str, Any], progress: Progress) -> Run:
@@ -125,6 +152,13 @@ def open_folder(plan: Plan, data: str, command: str, environment: dict[str, Any]
     ])  # fmt: skip
     if any(fit_loses(shape, plan.images.size) for shape in found.sizes):
         progress.say(f"images of other proportions than {plan.images.size} are cut at the centre, not stretched")
+    if plan.start:
+        tested, trained = plan.tested, sum(p.numel() for p in plan.model.parameters() if p.requires_grad)
+        seen = len(seen_samples(found, str(config.weights), Progress(quiet=True)).intersection(plan.part(tested)))
+        if seen:
+            progress.say(f"warning: the weights come from a run that has seen {seen} of the images of {tested}")
+        facts = plan.start.to_json() | {"parameters_trained": trained, f"seen_in_{tested}": seen}
+        run.write_json("transfer.json", facts)
     return run
 
 
@@ -148,13 +182,17 @@ class Folder:
         plan, config = self.plan, self.plan.config
         self.run.write_rows("metrics.csv", history.rows)
         row = (history.best or {}) if name == "best" else history.rows[-1]
-        about = Checkpoint(config.model, to_dict(plan.model.config), plan.classes, plan.preparation, row, weights)
+        about = Checkpoint(
+            config.model, to_dict(plan.model.config), plan.classes, plan.preparation, row, merged(weights)
+        )
         save_checkpoint(self.run.checkpoint(name), about)
         for old in sorted(self.run.checkpoint("best").parent.glob("epoch-*.safetensors"))[: -config.keep or None]:
             old.unlink(missing_ok=True)
 
     def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         if self.world.first:
+            plan = self.plan
+            about = about | {"model": to_dict(plan.model.config), "preparation": asdict(plan.preparation)}
             save_state(self.run.checkpoint("state"), tensors, about)
 
     def trouble(self, history: History, numbers: list[int], what: str) -> None:
@@ -168,8 +206,8 @@ class Folder:
 
 def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress, world: World) -> Training:
     config, device = plan.config, plan.device
-    task = Classification(config.smoothing)
-    varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop == "resized", seed=config.seed)
+    task = Classification(config.smoothing, config.loss)
+    varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop, seed=config.seed)
     augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
 
     def evaluate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
@@ -197,17 +235,18 @@ def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress
     )
 
 
-def fit(run: Run, plan: Plan, progress: Progress, world: World) -> History:
+def fit(run: Run, plan: Plan, progress: Progress, world: World, state: State | None = None) -> History:
     """Train, from the saved state if there is one."""
-    count = sum(p.numel() for p in plan.model.parameters())
+    trained = sum(p.numel() for p in plan.model.parameters() if p.requires_grad)
+    some = "" if trained == plan.parameters else f", {trained:,} trained"
     many = f" and {world.size - 1} more processes" if world.size > 1 else ""
     progress.say(
-        f"{plan.config.model}: {count:,} parameters, input {plan.images.size}, on {plan.device}{many}; "
+        f"{plan.config.model}: {plan.parameters:,} parameters{some}, input {plan.images.size}, on {plan.device}{many}; "
         f"run folder {run.path}"
     )
     validation = plan.loader("val", world)
     training = make_training(plan, validation, Folder(run, plan, world), progress, world)
-    if state := load_state(run.checkpoint("state")):
+    if state:
         training.restore(*state)
         at = training.history
         progress.say(f"going on from epoch {at.epoch}, update {at.updates} of {training.steps}")
@@ -223,19 +262,17 @@ def finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
     config, source = plan.config, plan.found.source
     checkpoint, _ = open_weights(run.path)
     predictor = Predictor(checkpoint, plan.device)
-    tested = "test" if "test" in plan.splits else "val"
-    loader = plan.loader(tested)
-    with progress.bar(f"testing on {tested}", len(loader)) as tick:
+    loader = plan.loader(plan.tested)
+    with progress.bar(f"testing on {plan.tested}", len(loader)) as tick:
         result = run_evaluation(
             predictor.model, predictor.task, loader, plan.preparation, source, plan.classes, plan.device, tick
         )
     best, waiting = history.best or {}, history.waiting / max(history.seconds, 1e-9)
     progress.say(f"training took {history.seconds:.0f} s, of which {waiting:.1%} waiting for data")
-    count = sum(p.numel() for p in plan.model.parameters())
     run.write_json("summary.json", {
-        "split": tested, "parameters": count, "seconds": round(history.seconds, 2), "waiting": round(waiting, 4),
-        "skipped_steps": history.skipped, "best_epoch": best.get("epoch"), "val_accuracy": best.get("val_accuracy"),
-        **result.to_json(),
+        "split": plan.tested, "parameters": plan.parameters, "seconds": round(history.seconds, 2),
+        "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),
+        "val_accuracy": best.get("val_accuracy"), **result.to_json(),
     })  # fmt: skip
     run.write_rows("predictions.csv", result.predictions())
     _explain_some(run, predictor, plan.images, result, config.explain, progress)
@@ -265,7 +302,7 @@ def rehearse(plan: Plan, progress: Progress) -> str:
     seconds = times[1] * training.steps + judged * plan.config.epochs + times[0]
     memory = torch.cuda.max_memory_allocated() if plan.device.type == "cuda" else None
     rows = [
-        ("parameters", f"{sum(p.numel() for p in plan.model.parameters()):,}"),
+        ("parameters", f"{plan.parameters:,}"),
         ("images", ", ".join(f"{name} {plan.splits.count(name):,}" for name in ("train", "val", "test"))),
         ("steps", f"{training.steps:,} of {plan.config.batch * plan.config.accumulate} images"),
         ("first loss", f"{loss:.3f}"),

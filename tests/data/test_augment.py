@@ -6,8 +6,9 @@ import torch
 
 from regard.config import Augment
 from regard.data import Augmenter
-from regard.data.augment import _operations, _theta, _warp, erase, mix, move
+from regard.data.augment import _operations, _theta, _warp, erase, mix, move, vary
 from regard.data.random import order, uniforms
+from regard.data.three import jitter, three_augment
 from regard.errors import ConfigError
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (12, 3, 16, 16), dtype=np.uint8))
@@ -17,6 +18,7 @@ STRONG = {
     "turn": Augment(rotate=20, zoom=0.2, flip=True),
     "rand": Augment(policy="rand"),
     "trivial": Augment(policy="trivial"),
+    "three": Augment(policy="three"),
     "erase": Augment(erase=0.7),
     "all": Augment(crop="shift", rotate=10, zoom=0.1, flip=True, policy="trivial", erase=0.5),
 }
@@ -144,6 +146,54 @@ def test_equalize_and_autocontrast_against_pillow():
         for image, ours in zip(images, got, strict=True):
             expected = np.asarray(theirs(Image.fromarray(image.permute(1, 2, 0).numpy()))).transpose(2, 0, 1)
             assert np.abs(ours.numpy() - expected).max() <= 1.0, name
+
+
+def test_three_augment_against_pillow_and_scipy():
+    from PIL import Image, ImageEnhance, ImageOps
+    from scipy.ndimage import gaussian_filter
+
+    still = torch.full((12, 6), 0.5)  # factors of one; order 3
+    picture = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in IMAGES]
+
+    def pixels(image: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(image.convert("RGB")).copy()).permute(2, 0, 1).float() / 255
+
+    x, near = IMAGES.float() / 255, {"atol": 1.01 / 255, "rtol": 0}
+    for kind in range(3):
+        u = still.clone()
+        u[:, 0], u[:, 1] = (kind + 0.5) / 3, torch.linspace(0, 0.999, 12)
+        got = three_augment(x, u)
+        for n in range(12):
+            if kind == 2:
+                deviation = 0.1 + 1.9 * u[n, 1].item()
+                blurred = gaussian_filter(x[n].double().numpy(), (0, deviation, deviation), mode="nearest", radius=6)
+                torch.testing.assert_close(got[n].double(), torch.from_numpy(blurred), atol=1e-5, rtol=0)
+            else:
+                changed = (ImageOps.grayscale, ImageOps.solarize)[kind](picture[n])
+                torch.testing.assert_close(got[n], pixels(changed), **near)
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for number, enhancer in enumerate(enhancers):
+        factors = torch.ones(12, 3)
+        factors[:, number] = torch.linspace(0.7, 1.3, 12)
+        got = jitter(x, factors, torch.arange(12) % 6)
+        for n in range(12):
+            expected = pixels(enhancer(picture[n]).enhance(float(factors[n, number])))
+            torch.testing.assert_close(got[n], expected, atol=2.01 / 255, rtol=0)
+
+
+def test_the_order_of_colour_changes_matters_and_is_each_sample_s_own():
+    x, factors = IMAGES[:1].float().expand(6, -1, -1, -1) / 255, torch.tensor([[1.3, 0.7, 1.3]]).expand(6, 3)
+    every = jitter(x, factors, torch.arange(6))
+    assert len({tuple(row.tolist()) for row in every.flatten(1)}) == 6
+    assert torch.equal(jitter(x[:2], factors[:2], torch.tensor([4, 1])), every[[4, 1]])
+
+
+def test_the_strength_of_randaugment_is_the_share_of_its_range():
+    u = torch.tensor([[3.5 / 14, 0.0, 0.9, 0.5 / 14, 0.0, 0.0]])  # turn to the right, then nothing
+    x = torch.rand(1, 3, 16, 16)
+    turned = _warp(x, _theta(x, turn=torch.deg2rad(torch.tensor([15.0])))).clamp(0, 1)
+    torch.testing.assert_close(vary(x, u, "rand", 0.5), turned)
+    assert torch.equal(vary(x, u, "rand", 0.0), _warp(x, _theta(x)).clamp(0, 1))
 
 
 def test_turning_a_rectangle_by_90_degrees_moves_pixels_without_distortion():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from regard.data import Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
+from regard.data.loader import simple_crop
 from regard.errors import DataError
 from tests.conftest import make_folder
 
@@ -17,7 +18,7 @@ def batches(root, workers, crop, cached):
     return [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
 
 
-@pytest.mark.parametrize("crop", [False, True])
+@pytest.mark.parametrize("crop", ["none", "resized", "simple"])
 def test_workers_and_memory_change_nothing(picture_folder, crop):
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
@@ -31,7 +32,7 @@ def test_workers_and_memory_change_nothing(picture_folder, crop):
 
 
 def test_each_epoch_is_a_new_order_of_every_sample(picture_folder):
-    all_batches = batches(picture_folder, 0, False, True)
+    all_batches = batches(picture_folder, 0, "none", True)
     first, second = (torch.cat([b.numbers for b in part]) for part in (all_batches[:5], all_batches[5:]))
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(24))
     assert first.tolist() != second.tolist()
@@ -45,6 +46,20 @@ def test_fit_covers_and_cuts_the_centre():
     assert fit(torch.zeros(1, 5, 6, 7), (4, 8, 8)).shape == (1, 4, 8, 8)
     with pytest.raises(DataError, match="axes"):
         fit(torch.zeros(1, 5, 5), (4, 4, 4))
+
+
+def test_the_simple_crop_is_a_window_of_the_mirrored_picture():
+    image = torch.arange(2 * 20 * 30, dtype=torch.float32).reshape(2, 20, 30) / 1200
+    mirrored = torch.nn.functional.pad(image, (4, 4, 4, 4), mode="reflect")  # (2, 28, 38)
+    starts = set()
+    for down, right in ((0.0, 0.0), (0.5, 0.5), (0.999, 0.999)):
+        got = simple_crop(image, (20, 20), np.array([0, 0, down, right, 0]))
+        row, column = int(down * 9), int(right * 19)
+        assert torch.equal(got, mirrored[:, row : row + 20, column : column + 20])
+        starts.add((row, column))
+    assert starts == {(0, 0), (4, 9), (8, 18)}
+    scaled = simple_crop(image, (40, 40), np.full(5, 0.5))
+    torch.testing.assert_close(scaled, fit(image, (40, 40)), atol=1e-3, rtol=0)  # which cuts before it scales
 
 
 def test_eight_bits_stay_eight_bits_when_resized():

@@ -4,7 +4,7 @@ from regard.data.augment import Augmenter, normalise, to_float
 from regard.data.folders import find_images
 from regard.data.formats import open_source
 from regard.data.images import SUFFIXES, checked, read_image, to_tensor
-from regard.data.loader import Batch, Images, Loader, Preparation, fit, fit_loses, statistics, with_channels
+from regard.data.loader import CROPS, Batch, Images, Loader, Preparation, fit, fit_loses, statistics, with_channels
 from regard.data.masks import read_mask
 from regard.data.random import order
 from regard.data.scanner import Scan, scan
@@ -12,6 +12,7 @@ from regard.data.source import Sample, Source
 from regard.data.splits import split
 
 __all__ = [
+    "CROPS",
     "SUFFIXES",
     "Augmenter",
     "Batch",

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from regard.config import Augment
 from regard.data.random import uniforms
+from regard.data.three import three_augment
 from regard.errors import ConfigError
 
 _Operation = Callable[[Tensor, Tensor], Tensor]
@@ -129,26 +130,28 @@ def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
     return _warp(x, theta)
 
 
-def vary(x: Tensor, u: Tensor, policy: str) -> Tensor:
-    """RandAugment (two operations at strength 0.3) or TrivialAugment (one at any strength)."""
+def vary(x: Tensor, u: Tensor, policy: str, strength: float = 0.3) -> Tensor:
+    """RandAugment (two operations at one strength), TrivialAugment (one at any), or 3-Augment."""
     if policy == "none":
         return x
     if x.ndim != 4:
         raise ConfigError(f"policy={policy!r} is for pictures, not volumes", do="use --policy none")
+    if policy == "three":
+        return three_augment(x, u)
     table = _operations()
     for turn in range(2 if policy == "rand" else 1):
         pick, level, sign = u[:, 3 * turn : 3 * turn + 3].unbind(1)
-        level = level if policy == "trivial" else torch.full_like(level, 0.3)
+        level = level if policy == "trivial" else torch.full_like(level, strength)
         chosen, out = (pick * len(table)).long(), x.clone()
         for number, (low, high, signed, operation) in enumerate(table.values()):
             at = (chosen == number).nonzero()[:, 0]
             if not len(at):
                 continue
-            strength = low + (high - low) * level[at]
+            amount = low + (high - low) * level[at]
             if signed:
-                strength = torch.where(sign[at] < 0.5, -strength, strength)
+                amount = torch.where(sign[at] < 0.5, -amount, amount)
             at = at.to(x.device)
-            out[at] = operation(x[at], strength.to(x.device, x.dtype)).clamp(0, 1)
+            out[at] = operation(x[at], amount.to(x.device, x.dtype)).clamp(0, 1)
         x = out
     return x
 
@@ -208,7 +211,7 @@ class Augmenter:
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Each image by itself, so any number of them at once: the result does not depend on the others."""
         u = torch.from_numpy(uniforms(self.seed, epoch, numbers.numpy(), 17, use=2)).float()
-        x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy)
+        x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
         return erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
 
     def mix(self, x: Tensor, labels: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,8 @@ from regard.data.scanner import CACHE_BYTES, Scan
 from regard.data.source import Source
 from regard.errors import ConfigError, DataError
 
+EDGE = 4  # pixels mirrored around a picture by the simple crop
+
 
 class Batch(NamedTuple):
     """images (B, C, *size), uint8 or float in 0..1; labels (B,); numbers (B,), which samples they are.
@@ -83,6 +85,27 @@ def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
     return _resize(pixels, size)
 
 
+def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
+    """DeiT III's simple random crop: scaled so that the shorter side fits, four pixels mirrored around it, cut to size.
+
+    Nearly all of the picture stays, at its own proportions and scale.
+    """
+    old = tuple(pixels.shape[1:])
+    scale = max(new / was for new, was in zip(size, old, strict=True))
+    pixels = _resize(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
+    for axis, (new, at) in enumerate(zip(size, u[2:], strict=False), start=1):
+        side = pixels.shape[axis]
+        start = int(at * (side + 2 * EDGE - new + 1)) - EDGE
+        index = torch.arange(start, start + new).abs()
+        index = torch.where(index < side, index, 2 * (side - 1) - index).clamp(0, side - 1)
+        pixels = pixels.index_select(axis, index)
+    return pixels
+
+
+CROPS = {"resized": random_crop, "simple": simple_crop}
+"""Crops cut when an image is read, from all of its pixels; the others move what the network's input holds."""
+
+
 def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     if tuple(pixels.shape[1:]) == size:
         return pixels
@@ -98,11 +121,11 @@ def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
-    """The samples of one split, by (epoch, sample number); `crop` cuts anew every epoch."""
+    """The samples of one split, by (epoch, sample number); a `crop` of CROPS cuts anew every epoch."""
 
-    def __init__(self, scan: Scan, size: tuple[int, ...], channels: int, *, crop: bool = False, seed: int = 0):
-        self.scan = scan
-        self.size, self.channels, self.crop, self.seed = size, channels, crop, seed
+    def __init__(self, scan: Scan, size: tuple[int, ...], channels: int, *, crop: str | None = None, seed: int = 0):
+        self.scan, self.crop = scan, CROPS.get(crop or "none")
+        self.size, self.channels, self.seed = size, channels, seed
 
     @property
     def source(self) -> Source:
@@ -115,7 +138,7 @@ class Images(Dataset[tuple[Tensor, int, int]]):
         pixels = with_channels(pixels, self.channels)
         if self.crop:
             u = uniforms(self.seed, epoch, np.array([index]), 5, use=3)[0]
-            pixels = random_crop(pixels, self.size, u)
+            pixels = self.crop(pixels, self.size, u)
         else:
             pixels = fit(pixels, self.size)
         return pixels.contiguous(), self.source.samples[index].label, index

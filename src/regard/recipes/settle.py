@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 from regard.config import Origin, RunConfig, change, to_dict
-from regard.data import Scan
-from regard.errors import ConfigError
+from regard.data import CROPS, Scan
+from regard.errors import ConfigError, RunError
 from regard.recipes import find
 from regard.registry import find as find_model
+from regard.weights import find_file
 
 SMALL_SIDE = 64
 
@@ -23,23 +24,29 @@ def check_settings(settings: dict[str, Any]) -> None:
     find_model(config.model)
     pick_device(config.device)
     _check(config)
+    if config.weights and not (file := find_file(config.weights)).is_file():
+        raise RunError("there are no such weights", where=file, do="give --from a file of weights, or a run")
 
 
-def settle(scan: Scan, settings: dict[str, Any]) -> tuple[RunConfig, dict[str, Origin]]:
+def settle(
+    scan: Scan, settings: dict[str, Any], shape: dict[str, Any] | None = None
+) -> tuple[RunConfig, dict[str, Origin]]:
     """The run's settings with nothing left open, and where each came from.
 
-    The user's settings win over the recipe, the recipe over the defaults; what is still open is taken
-    from the data and the machine.
+    The user's settings win over the `shape` of weights that the run starts from, that over the recipe, the
+    recipe over the defaults; what is still open is taken from the data and the machine.
     """
-    config = change(RunConfig(), settings, "settings")
-    named = config.recipe or _fitting_recipe(scan)
+    config, shape = change(RunConfig(), settings, "settings"), shape or {}
+    settings = {name: value for name, value in settings.items() if value is not None or name not in shape}
+    named = config.recipe or ("paper_finetune" if shape else _fitting_recipe(scan))
     recipe = find(named)
     origins: dict[str, Origin] = dict.fromkeys(to_dict(config), "default")
     origins["recipe"] = "auto"
     for name, value in to_dict(recipe).items():
         if value != getattr(RunConfig(), name):
             origins[name] = "recipe"
-    config = change(recipe, settings | {"recipe": named}, "settings")
+    config = change(recipe, shape | settings | {"recipe": named}, "settings")
+    origins |= dict.fromkeys(shape, "weights")
     origins |= dict.fromkeys(settings, "flag")
     for name, value in _from_data(config, scan).items():
         if getattr(config, name) in (None, "auto"):
@@ -64,16 +71,17 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
     axes, own = len(sizes[0]), find_model(config.model).size
     if {len(size) for size in sizes} != {len(own)}:
         kind = {2: "pictures, such as vit_s16", 3: "volumes, such as vit3d_nano"}[axes]
+        wanted = "weights of a model" if config.weights else "a --model"
         raise ConfigError(
             f"{config.model} reads inputs with {len(own)} axes and the data has {axes}",
-            do=f"choose a --model for {kind}",
+            do=f"choose {wanted} for {kind}",
         )
     one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
     size = sizes[0] if one_size else own
     device = pick_device(config.device)
     gpu = device == "cuda"
     crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
-    in_memory = bool(scan.cache) and (config.crop or crop) != "resized"
+    in_memory = bool(scan.cache) and (config.crop or crop) not in CROPS
     # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
     forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     workers = min(8, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
@@ -112,23 +120,12 @@ def _free_folder(wish: str) -> str:
     return path
 
 
-_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1, "timeout": 1} | dict.fromkeys(
+_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1, "lora": 1, "timeout": 1} | dict.fromkeys(
     (
-        "lr",
-        "weight_decay",
-        "clip",
-        "mixup",
-        "cutmix",
-        "rotate",
-        "zoom",
-        "seed",
-        "split_seed",
-        "explain",
-        "workers",
+        "lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers",
         "keep",
-    ),
-    0,
-)
+    ), 0,
+)  # fmt: skip
 _BELOW = {
     "unreadable": 1,
     "smoothing": 1,
@@ -151,8 +148,18 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(
                 f"{name}={getattr(config, name)} is out of range", do=f"give 0 up to, not including, {most}"
             )
-    if not 0 <= config.erase <= 1:
-        raise ConfigError(f"erase={config.erase} is no share", do="give 0 to 1")
+    for name in ("erase", "strength"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigError(f"{name}={getattr(config, name)} is no share", do="give 0 to 1")
+    if not 0 < config.layer_decay <= 1:
+        raise ConfigError(f"layer_decay={config.layer_decay} is out of range", do="give 1 or less, such as 0.75")
+    if isinstance(config.freeze, int) and config.freeze < 0:
+        raise ConfigError(f"freeze={config.freeze} is negative", do="give a number of blocks, or all")
+    if config.freeze is not None and config.lora is not None:
+        raise ConfigError("lora keeps all but the head as it is, so freeze has nothing to add", do="choose one of them")
+    for name in ("freeze", "lora"):
+        if getattr(config, name) is not None and config.weights is None:
+            raise ConfigError(f"{name} would keep random weights as they are", do="give trained ones by --from")
     if config.compile and config.checkpointing:
         raise ConfigError("compile and checkpointing do not go together", do="choose one of the two")
     if config.holdout == 0:

@@ -176,11 +176,12 @@ def _card(run: Run, data: str, config: Any, about: Any, summary: Any) -> str:
     leaks = f"By pixels: {len(about['leaks'])} images in more than one split. By patient or group: " + (
         f"{len(about['parted_groups'])} of {about['groups']}." if about["groups"] else "not known, the data names none."
     )
+    origin = _origin(run)
     return f"""# {config.model} on {about["name"]}
 
 **Model.** {config.model}: {summary["parameters"]:,} parameters, input {_plain(config.size)}, classes {classes}.
 
-**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
+{origin}**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
 
 **Figures** on {summary["figures"]["accuracy"]["n"]:,} {summary["split"]} images, with 95 % intervals:
 
@@ -195,6 +196,15 @@ cameras, scanners, hospitals or populations: test there before relying on it.
 
 **Made by** `{(run.path / "command.txt").read_text(encoding="utf-8").strip()}`
 """
+
+
+def _origin(run: Run) -> str:
+    """Where the weights come from, if the run did not start from random ones."""
+    if not (run.path / "transfer.json").is_file():
+        return ""
+    told = run.read_json("transfer.json")
+    changed = "; ".join([*told["changed"], *told["untrained"]])
+    return f"**Pre-training.** Started from {told['source']} ({told['format']} names): {changed}.\n\n"
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

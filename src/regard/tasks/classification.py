@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -29,12 +29,21 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Classification:
-    """Cross-entropy against soft targets, with label smoothing."""
+    """Cross-entropy against soft targets, with label smoothing.
+
+    "bce" asks of each class by itself whether it is there (Wightman et al., "ResNet strikes back", 2021), mean over
+    classes; probabilities are the softmax all the same, since an image has one label.
+    """
 
     smoothing: float = 0.0
+    kind: Literal["softmax", "bce"] = "softmax"
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
-        return F.cross_entropy(output.logits.float(), targets, label_smoothing=self.smoothing)
+        logits = output.logits.float()
+        if self.kind == "softmax":
+            return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
+        targets = targets * (1 - self.smoothing) + self.smoothing / targets.shape[-1]
+        return F.binary_cross_entropy_with_logits(logits, targets)
 
     def probabilities(self, output: Any) -> Tensor:
         return output.logits.float().softmax(-1)

@@ -1,13 +1,14 @@
 """The training loop, what moves the weights, and what lets a run stop anywhere and go on."""
 
+from regard.training.adapt import adapt, layer_numbers
 from regard.training.distributed import ALONE, World, joined
 from regard.training.loop import History, Training
 from regard.training.optim import Average, Muon, learning_rate, make_optimizers
-from regard.training.state import load_state, save_state
+from regard.training.state import State, load_state, save_state
 from regard.training.step import Step
 from regard.training.stopping import Stop
 
 __all__ = [
-    "ALONE", "Average", "History", "Muon", "Step", "Stop", "Training", "World", "joined", "learning_rate", "load_state",
-    "make_optimizers", "save_state",
+    "ALONE", "Average", "History", "Muon", "State", "Step", "Stop", "Training", "World", "adapt", "joined",
+    "layer_numbers", "learning_rate", "load_state", "make_optimizers", "save_state",
 ]  # fmt: skip

@@ -1,33 +1,57 @@
-"""AdamW or Muon for the weights, a warmed-up cosine for their rate, and a moving average of where they went."""
+"""AdamW, Muon or SGD for the weights, a warmed-up cosine for their rate, and a moving average of where they went."""
 # pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.nn import EncoderBlock
+from regard.training.adapt import layer_numbers
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
 
 
-def make_optimizers(model: nn.Module, kind: str, lr: float, weight_decay: float) -> list[torch.optim.AdamW | Muon]:
-    """AdamW for everything; or Muon for the blocks' matrices and AdamW for the rest. One rate serves both."""
+def make_optimizers(
+    model: nn.Module, kind: str, lr: float, weight_decay: float, layer_decay: float = 1.0
+) -> list[torch.optim.Optimizer]:
+    """AdamW or SGD for everything; or Muon for the blocks' matrices and AdamW for the rest. One rate serves all.
+
+    Every parameter that trains is in one group, and every group says by which `factor` its rate differs.
+    """
     blocks = [m for m in model.modules() if isinstance(m, EncoderBlock)] if kind == "muon" else []
     hidden = {p for block in blocks for p in block.parameters() if p.ndim == 2}
-    matrices, decayed, plain = [], [], []
+    depths = layer_numbers(model) if layer_decay != 1 else {}
+    last = max(depths.values(), default=0)
+    groups: dict[tuple[int, str], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             matrix = parameter.ndim > 1 and not any(part in _UNDECAYED for part in name.split("."))
-            (matrices if parameter in hidden else decayed if matrix else plain).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+            use = "muon" if parameter in hidden else "decayed" if matrix else "plain"
+            groups.setdefault((depths.get(name, 0), use), []).append(parameter)
+
+    def chosen(*uses: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "params": groups[depth, use],
+                "weight_decay": 0.0 if use == "plain" else weight_decay,
+                "factor": layer_decay ** (last - depth),
+            }
+            for depth, use in sorted(groups)
+            if use in uses
+        ]
+
+    rest, matrices = chosen("decayed", "plain"), chosen("muon")
+    if kind == "sgd":
+        return [torch.optim.SGD(rest, lr=lr, momentum=0.9, fused=True)]
     # A second moment over 100 steps, not 1,000: many runs here are only a few thousand steps long.
-    rest = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.99), fused=True)
-    return [rest, Muon(matrices, lr, weight_decay)] if matrices else [rest]
+    adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.99), fused=True)
+    return [adamw, Muon(matrices, lr, weight_decay)] if matrices else [adamw]
 
 
 class Muon(torch.optim.Optimizer):
@@ -37,7 +61,9 @@ class Muon(torch.optim.Optimizer):
     Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting.
     """
 
-    def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
+    def __init__(
+        self, params: list[nn.Parameter] | list[dict[str, Any]], lr: float, weight_decay: float, momentum: float = 0.95
+    ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()

@@ -16,6 +16,9 @@ from regard.weights import write_aside
 
 FORMAT = "regard-state-1"
 
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors by name, and what is not a tensor."""
+
 
 def pack(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], average: Average | None) -> dict[str, Tensor]:
     """The weights, their average, and what each optimizer remembers of each of them, by name."""
@@ -62,7 +65,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) ->
     write_aside(path, lambda aside: save_file(held, aside, metadata=header))
 
 
-def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def load_state(path: Path) -> State | None:
     """What `save_state` wrote; None where nothing has been saved yet."""
     from safetensors import SafetensorError, safe_open
 

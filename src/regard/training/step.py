@@ -42,7 +42,8 @@ class Step:
     ):
         self.model, self.task, self.config, self.device = model, task, config, device
         self.world, self.say = world, say
-        self.optimizers = make_optimizers(model, config.optimizer, config.lr, config.weight_decay)
+        settings = (config.optimizer, config.lr, config.weight_decay, config.layer_decay)
+        self.optimizers = make_optimizers(model, *settings)
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, Tensor]] | None = None
         alone = config.accumulate == 1 and world.size == 1
         self.recordable = device.type == "cuda" and alone and bool(config.compile)
@@ -62,10 +63,11 @@ class Step:
 
     def set_rate(self, rate: float) -> None:
         for group in self.groups():
+            own = rate * group.get("factor", 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(own)
             else:
-                group["lr"] = rate
+                group["lr"] = own
 
     def gradients(self, parts: list[Part]) -> Tensor:
         """Add the gradients of the mean over `parts`, and give this process's share of the sum of their losses."""

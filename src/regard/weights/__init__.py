@@ -2,16 +2,20 @@
 
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
-from regard.weights.load import name_of, open_weights
+from regard.weights.load import find_file, name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
+from regard.weights.transfer import Start, open_start
 
 __all__ = [
     "Checkpoint",
     "LoadReport",
     "Run",
+    "Start",
     "convert",
+    "find_file",
     "name_of",
+    "open_start",
     "open_weights",
     "save_checkpoint",
     "to_json",

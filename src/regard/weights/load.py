@@ -33,12 +33,13 @@ SHAPE = ("width", "depth", "heads", "mlp", "patch", "stem")
 
 
 def open_weights(
-    path: str | Path, name: str | None = None, classes: int | None = None, **fields: Any
+    path: str | Path, name: str | None = None, classes: int | None = None, *, new_head: bool = False, **fields: Any
 ) -> tuple[Checkpoint, LoadReport]:
     """Weights and what they are the weights of, from a file of any known format, a run or a transformers folder.
 
     Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
-    and its positions; other `fields` of the config are set if the weights allow it.
+    and its positions; other `fields` of the config are set if the weights allow it. `new_head` removes the file's
+    head even where it has as many classes.
     """
     opened, notes = open_file(find_file(path)), Notes()
     where = opened.path
@@ -61,7 +62,7 @@ def open_weights(
         raise unlike(differ, where)
     state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
     target = _target(config, name, classes, fields, where)
-    state, target, names = _adapt(state, config, target, names, notes)
+    state, target, names = _adapt(state, config, target, names, new_head, notes)
     called = called or name_of(target)
     differ = [
         f"{field}: {getattr(target, field)} here, {getattr(config, field)} in the file"
@@ -112,12 +113,19 @@ def _target(config: ViTConfig, name: str | None, classes: int | None, fields: di
 
 
 def _adapt(
-    state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, names: tuple[str, ...], notes: Notes
+    state: dict[str, Tensor],
+    config: ViTConfig,
+    target: ViTConfig,
+    names: tuple[str, ...],
+    new_head: bool,
+    notes: Notes,
 ) -> tuple[dict[str, Tensor], ViTConfig, tuple[str, ...]]:
     """The head and the positions as asked for; what else differs is for the comparison to refuse."""
     last = "head.2.weight" if config.head == "mlp" else "head.weight"
-    if last not in state or target.classes != config.classes:
+    if new_head or last not in state or target.classes != config.classes:
         why = f"the file's is for {config.classes}" if last in state else "the file has none"
+        if last in state and target.classes == config.classes:
+            why = "the file's is removed"
         notes.untrained.append(f"the head for {target.classes} classes is all zeros: {why}")
         old_head = [key for key in state if key.startswith("head.")]
         if old_head:

@@ -1,0 +1,69 @@
+"""Which parts of a network train, and how fast each: frozen parts, low-rank changes, rates by depth."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.config import RunConfig
+from regard.errors import ConfigError
+from regard.networks import Network
+from regard.nn import EncoderBlock
+from regard.nn.lora import add_lora
+
+_LAST = ("norm", "head")  # what comes after the blocks
+
+
+def adapt(model: Network, config: RunConfig) -> None:
+    """Freeze what the settings say is to stay as it is, and add what is to be learnt beside it."""
+    if config.lora is not None:
+        add_lora(model, config.lora)
+        model.frozen = _before(model)  # a stem's BatchNorm would otherwise move; the blocks' stochastic depth may act
+    elif config.freeze is not None:
+        _freeze(model, config.freeze)
+    if config.layer_decay != 1:
+        layer_numbers(model)  # an error here comes before anything is written
+    model.train()
+
+
+def _freeze(model: Network, freeze: int | str) -> None:
+    """The stem and the first blocks, or all but the head: no gradients, and no dropout or batch statistics either."""
+    if freeze == "all":
+        stays = {name for name, _ in model.named_parameters() if not name.startswith("head.")}
+        model.frozen = tuple(name for name, _ in model.named_children() if name != "head")
+    else:
+        blocks, count = _blocks(model, f"freeze={freeze}"), int(freeze)
+        if count > len(blocks):
+            raise ConfigError(
+                f"freeze={count} is more blocks than the model's {len(blocks)}",
+                do=f"give --freeze 0 to {len(blocks)}, or all",
+            )
+        stays = {name for name, layer in layer_numbers(model).items() if layer <= count}
+        model.frozen = (*_before(model), *blocks[:count])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in stays)
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """Of each parameter, how deep it lies: 0 for the stem, tokens and positions, then the blocks, then norm and head.
+
+    As BEiT (Bao et al., 2022) and MAE (He et al., 2022) count.
+    """
+    blocks = _blocks(model, "layer_decay")
+    number = {f"{name}.": n for n, name in enumerate(blocks, start=1)}
+    number |= {f"{name}.": len(blocks) + 1 for name in _LAST}
+    return {
+        name: next((n for start, n in number.items() if name.startswith(start)), 0)
+        for name, _ in model.named_parameters()
+    }
+
+
+def _blocks(model: nn.Module, asking: str) -> list[str]:
+    blocks = [name for name, module in model.named_modules() if isinstance(module, EncoderBlock)]
+    if not blocks:
+        raise ConfigError(f"{asking} counts encoder blocks and the model has none", do="leave it out")
+    return blocks
+
+
+def _before(model: nn.Module) -> tuple[str, ...]:
+    """The modules that the input meets before the first block."""
+    return tuple(name for name, _ in model.named_children() if name not in ("blocks", *_LAST))

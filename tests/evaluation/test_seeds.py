@@ -1,0 +1,55 @@
+"""Several seeds are several runs, and their spread is told."""
+
+import json
+
+import numpy as np
+import pytest
+
+import regard
+from regard.errors import ConfigError, RunError
+from tests.test_cli import cli  # noqa: F401
+
+FLAGS = ("--model", "vit_nano", "--depth", 1, "--size", 16, "--epochs", 1, "--explain", 0, "--seed", 3)
+
+
+def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_folder, tmp_path):  # noqa: F811
+    command = ("train", picture_folder, "--seeds", 3, "--out", tmp_path / "all", *FLAGS)
+    code, out, _ = cli(*command, "--quiet")
+    assert code == 0
+    folders = [tmp_path / "all" / f"seed{n}" for n in (3, 4, 5)]
+    values = [json.loads((f / "summary.json").read_text())["figures"]["log_loss"]["value"] for f in folders]
+    assert len(set(values)) == 3
+    assert [json.loads((f / "config.json").read_text())["seed"]["value"] for f in folders] == [3, 4, 5]
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert summary["seeds"] == [3, 4, 5]
+    assert summary["figures"]["log_loss"]["values"] == values
+    assert summary["figures"]["log_loss"]["mean"] == pytest.approx(np.mean(values))
+    assert summary["figures"]["log_loss"]["std"] == pytest.approx(np.std(values, ddof=1))
+    assert out.splitlines()[0].split() == ["figure", "mean", "±", "deviation", "seed", "3", "seed", "4", "seed", "5"]
+
+    written = {f: (f / "checkpoints" / "best.safetensors").stat().st_mtime_ns for f in folders}
+    for name in ("report.html", "summary.json", "checkpoints/state.safetensors"):  # as if it had been stopped
+        (folders[1] / name).unlink()
+    code, _, err = cli(*command)
+    assert code == 0
+    assert "seed 3: finished before" in err
+    assert {f for f in folders if (f / "checkpoints" / "best.safetensors").stat().st_mtime_ns != written[f]} == {
+        folders[1]
+    }
+    assert json.loads((tmp_path / "all" / "summary.json").read_text()) == summary, "the same seed, the same figures"
+
+
+def test_runs_of_other_settings_are_not_averaged_with_these(picture_folder, tmp_path):
+    settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
+    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
+    with pytest.raises(RunError, match="other settings: lr"):
+        regard.train(picture_folder, seeds=2, out=tmp_path / "all", lr=0.1, **settings)
+    more = regard.train(picture_folder, seeds=3, out=tmp_path / "all", **settings)
+    assert more.read_json("summary.json")["runs"] == 3
+    with pytest.raises(ConfigError, match="seeds=0"):
+        regard.train(picture_folder, seeds=0, out=tmp_path / "none", **settings)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        regard.train(picture_folder, seeds=2, out=tmp_path / "full", **settings)
