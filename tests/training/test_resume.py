@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,18 @@ def test_ctrl_c_saves_and_the_run_can_be_used_and_gone_on_with(data, reference, 
     assert killed(data, tmp_path / "run", -1, 0).returncode == 0
     assert same(reference, tmp_path / "run")
     assert "resume" in (tmp_path / "run" / "command.txt").read_text()
+
+
+def test_transfer_with_low_rank_changes_goes_on_too(data, reference, tmp_path):
+    """The kept weights are merged, the state is not; and the weights it began with may be gone by then."""
+    start = shutil.copy(reference / "checkpoints" / "best.safetensors", tmp_path / "start.safetensors")
+    settings = {"weights": str(start), "lora": 2, "layer_decay": 0.8, "optimizer": "adamw"}
+    assert killed(data, tmp_path / "whole", -1, 0, **settings).returncode == 0
+    assert killed(data, tmp_path / "run", 3, signal.SIGKILL, **settings).returncode == -signal.SIGKILL
+    (tmp_path / "start.safetensors").unlink()
+    gone_on = killed(data, tmp_path / "run", -1, 0, **settings)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert same(tmp_path / "whole", tmp_path / "run")
 
 
 def test_killed_before_anything_was_saved_it_begins_anew(data, reference, tmp_path):

@@ -172,7 +172,7 @@ def test_one_decayed_step_moves_each_layer_by_its_factor():
         config = RunConfig(optimizer="sgd", lr=0.1, weight_decay=0.0, layer_decay=decay, clip=0.0)
         step = Step(model, regard.tasks.Classification(), config, torch.device("cpu"))
         step.set_rate(0.1)
-        step.whole(picture(16, 16), torch.eye(3)[:2])
+        step.whole([(picture(16, 16), torch.eye(3)[:2], 1.0)])
         moved[decay] = {name: p.detach() - before[name] for name, p in model.named_parameters()}
     depths = layer_numbers(model)
     assert {depths["positions.table"], depths["blocks.2.mlp.up.bias"], depths["head.bias"]} == {0, 3, 4}
@@ -212,7 +212,7 @@ def test_frozen_parts_have_no_gradient_no_state_and_no_dropout():
     trains = [name for name, module in model.named_modules() if isinstance(module, nn.Dropout) and module.training]
     assert trains == ["blocks.2.mlp.drop", "blocks.2.drop"]
     step = Step(model, regard.tasks.Classification(), RunConfig(), torch.device("cpu"))
-    step.gradients(picture(16, 16), torch.eye(3)[:2])
+    step.gradients([(picture(16, 16), torch.eye(3)[:2], 1.0)])
     learns = {name for name, p in model.named_parameters() if p.grad is not None}
     assert {name.split(".")[0] for name in learns} == {"blocks", "norm", "head"}
     assert {name for name in learns if name.startswith("blocks.")} == {
