@@ -36,8 +36,8 @@ def cifar() -> RunConfig:
     (benchmarks/results/cifar10.md). On a CPU it would take days.
     """
     return RunConfig(
-        model="vit_s16", patch=2, width=256, heads=4, mlp=1024, depth=6, epochs=170, batch=512, optimizer="muon", lr=2e-3, weight_decay=0.1,
-        policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1, holdout=0.05, pool="mean",
+        model="vit_s16", patch=2, width=256, heads=4, mlp=1024, depth=6, pool="mean", drop_path=0.1, epochs=170,
+        batch=512, optimizer="muon", lr=2e-3, weight_decay=0.1, policy="trivial", mixup=0.8, cutmix=1.0, holdout=0.05,
     )  # fmt: skip
 
 
