@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from regard import __version__, registry
-from regard.config import Augment, RunConfig, change, to_dict
+from regard.config import MODEL_FIELDS, Augment, RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, open_source, scan, split, statistics
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
-from regard.explain import REPORTED, Explanation
+from regard.explain import Explanation, attends, reported
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
@@ -29,11 +29,6 @@ from regard.tasks import Classification
 from regard.training import History
 from regard.training import train as run_training
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint, write_text
-
-_MODEL_FIELDS = (
-    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "stem",
-)  # fmt: skip
 
 
 def models() -> list[dict[str, Any]]:
@@ -208,7 +203,7 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     model: Network = registry.build(
         config.model,
         classes=len(source.classes),
-        **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
+        **{name: value for name in MODEL_FIELDS if (value := getattr(config, name)) is not None},
     ).to(device)
     model.checkpointing = config.checkpointing
     size, channels = model.config.size, model.config.channels
@@ -295,13 +290,15 @@ def _explain_some(
 ) -> None:
     """Explain a few tested images, and keep their attention for the report's reader to ask."""
     done, room, chosen = list[list[Explanation]](), BUDGET, result.examples(count)
+    methods = reported(predictor.model)
     with progress.bar("explaining", len(chosen)) as tick:
         for number, n in enumerate(chosen, start=1):
             pixels, truth = images[0, int(result.index[n])][0], result.classes[result.labels[n]]
-            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in REPORTED])
+            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in methods])
             draw(done[-1], run.path / "explain" / f"{number:02d}.png")
             x = predictor.preparation(pixels).to(predictor.device)
-            room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
+            if attends(predictor.model):
+                room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
             tick(number)
     if done:
         run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])

@@ -243,7 +243,7 @@ class Inspect:
         wanted += [{"layer": layer, "head": head} for layer, head in self.excite_head]
         wanted += [{"layer": layer, "token": token} for layer, token in self.excite_token]
         found = found.with_excited(*(predictor.visualise(quiet=self.quiet, **what) for what in wanted))
-        if self.registers and found.registered is None:
+        if self.registers and found.attends and found.registered is None:
             print("there are no outlier tokens that registers could take", file=sys.stderr)
         print(found.save(self.out))
         print(found.describe())

@@ -15,6 +15,7 @@ from regard.config import RunConfig
 from regard.console import Progress
 from regard.data import Augmenter, Loader
 from regard.errors import RunError
+from regard.networks import Network
 from regard.tasks import Task
 from regard.training.optim import Average, learning_rate
 from regard.training.step import Step, mixed
@@ -32,7 +33,7 @@ class History:
 
 
 def train(
-    model: nn.Module,
+    model: Network,
     task: Task,
     loader: Loader,
     augment: Augmenter,

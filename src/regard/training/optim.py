@@ -8,16 +8,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.nn import EncoderBlock
+from regard.networks import Network
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
 
 
-def make_optimizers(model: nn.Module, kind: str, lr: float, weight_decay: float) -> list[torch.optim.AdamW | Muon]:
+def make_optimizers(model: Network, kind: str, lr: float, weight_decay: float) -> list[torch.optim.AdamW | Muon]:
     """AdamW for everything; or Muon for the blocks' matrices and AdamW for the rest. One rate serves both."""
-    blocks = [m for m in model.modules() if isinstance(m, EncoderBlock)] if kind == "muon" else []
-    hidden = {p for block in blocks for p in block.parameters() if p.ndim == 2}
+    blocks = model.repeated() if kind == "muon" else []
+    hidden = {p for block in blocks for p in block.parameters() if p.ndim > 1}
     matrices, decayed, plain = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -33,7 +33,8 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (Jordan et al., 2024), for matrices; scaled to AdamW's size of step
     (Liu et al., "Muon is scalable", 2025), so that AdamW's rate and decay serve.
 
-    Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting.
+    Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting. The
+    kernels of a convolution are the rows of one matrix.
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
@@ -52,9 +53,9 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             for shape in {p.shape for p in params}:
                 same = [n for n, p in enumerate(params) if p.shape == shape]
-                moves = orthogonalised(torch.stack([ahead[n] for n in same]))
-                moves = moves.to(params[0].dtype) * (-0.2 * max(shape) ** 0.5 * group["lr"])
-                torch._foreach_add_([params[n] for n in same], list(moves.unbind()))
+                moves = orthogonalised(torch.stack([ahead[n].flatten(1) for n in same]))
+                moves = moves.to(params[0].dtype) * (-0.2 * max(moves.shape[1:]) ** 0.5 * group["lr"])
+                torch._foreach_add_([params[n] for n in same], [move.view(shape) for move in moves])
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

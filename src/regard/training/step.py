@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import RunConfig
-from regard.nn import EncoderBlock
+from regard.networks import Network
 from regard.tasks import Task
 from regard.training.optim import make_optimizers
 
@@ -24,7 +24,7 @@ class Step:
     another size (the last of an epoch) takes the ordinary way.
     """
 
-    def __init__(self, model: nn.Module, task: Task, config: RunConfig, device: torch.device):
+    def __init__(self, model: Network, task: Task, config: RunConfig, device: torch.device):
         self.model, self.task, self.config, self.device = model, task, config, device
         self.optimizers = make_optimizers(model, config.optimizer, config.lr, config.weight_decay)
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor] | None = None
@@ -35,9 +35,8 @@ class Step:
                 group["lr"], group["capturable"] = torch.tensor(config.lr, device=device), True
         if config.compile:
             # Block by block: all blocks share one graph, so compiling takes seconds, not minutes.
-            for module in model.modules():
-                if isinstance(module, EncoderBlock):
-                    module.compile(dynamic=False)
+            for block in model.repeated():
+                block.compile(dynamic=False)
 
     def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
