@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from dataclasses import fields
@@ -14,7 +15,19 @@ from torch import Tensor
 from regard import __version__, registry
 from regard.config import MODEL_FIELDS, Augment, RunConfig, change, to_dict
 from regard.console import Progress
-from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, open_source, scan, split, statistics
+from regard.data import (
+    Augmenter,
+    Images,
+    Loader,
+    Preparation,
+    Scan,
+    fit_loses,
+    keep_some,
+    open_source,
+    scan,
+    split,
+    statistics,
+)
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Evaluation, choose_samples, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
@@ -191,12 +204,18 @@ def train(data: str | Path, *, quiet: bool = False, command: str | None = None, 
     found.require_readable()
     config, origins = settle(found, settings)
     names, split_note = split(found, config.split_seed, config.holdout)
+    if config.images is not None:
+        names = keep_some(found, names, config.images, config.seed)
+        split_note += f"; {config.images} training images are used, drawn with seed {config.seed}"
     progress.say(f"splits: {split_note}")
     source, device = found.source, torch.device(config.device)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
     if origins["batch"] != "flag" and len(parts["train"]) < 10 * config.batch:  # few images: still ten steps an epoch
         config = change(config, {"batch": max(4, len(parts["train"]) // 10)})
         origins["batch"] = "auto"
+    if config.steps is not None:
+        an_epoch = math.ceil(math.ceil(len(parts["train"]) / config.batch) / config.accumulate)
+        config, origins["epochs"] = change(config, {"epochs": math.ceil(config.steps / an_epoch)}), "auto"
     chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
     progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     torch.manual_seed(config.seed)

@@ -298,6 +298,46 @@ class Convert:
 
 
 @dataclass
+class StudyCommand:
+    """Compare over several runs: models by amount of data, position embeddings, or where the norms stand."""
+
+    kind: Positional[Literal["data-size", "positions", "norm"]]
+    """What to compare."""
+    data: Positional[str]
+    """Data as for train."""
+    settings: OmitArgPrefixes[RunConfig]
+    models: str = "vit_nano,resnet_nano"
+    """data-size: the models, with commas between them."""
+    sizes: str = ""
+    """Numbers of training images, with commas. Default: for data-size all, a half, a quarter …; else all."""
+    seeds: int = 3
+    """Runs of each, with seeds 0, 1, …"""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import study
+
+        given = _flags(RunConfig)
+        settings: dict[str, Any] = {
+            f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given
+        }
+        settings |= {"sizes": _whole_numbers("sizes", self.sizes), "seeds": self.seeds}
+        if self.kind == "data-size":
+            if "model" in given:
+                raise ConfigError("this study compares models", do="give --models instead of --model")
+            plan = study.data_size(self.data, tuple(self.models.split(",")), **settings)
+        else:
+            plan = {"positions": study.positions, "norm": study.norm}[self.kind](self.data, **settings)
+        result = study.run_study(plan, quiet=self.quiet)
+        print(columns((self.kind, "images", "accuracy", "deviation", "seeds"), [
+            (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
+            for p in result.points
+        ]))  # fmt: skip
+        print(*result.says(), sep="\n")
+        print(plan.out / "study.md")
+
+
+@dataclass
 class Models:
     """List the models."""
 
@@ -310,7 +350,8 @@ class Models:
 
 COMMANDS: dict[str, type] = {
     "demo": Demo, "check": Check, "train": Train, "eval": Eval, "predict": Predict, "explain": Explain,
-    "inspect": Inspect, "report": Report, "convert": Convert, "models": Models,
+    "inspect": Inspect, "report": Report, "convert": Convert, "study": StudyCommand,
+    "models": Models,
 }  # fmt: skip
 
 
@@ -352,6 +393,14 @@ def _flags(cls: type) -> set[str]:
     flags = (word for word in sys.argv[2:] if word.startswith("--"))
     words = {flag.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
     return words & {f.name for f in fields(cls)}
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """From words such as 250,500,1000."""
+    words = [word for word in text.replace(" ", ",").split(",") if word]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"{name}={text} are not whole numbers", do=f"give --{name} such as 250,500,1000")
+    return tuple(map(int, words))
 
 
 def _command() -> str:

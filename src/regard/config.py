@@ -105,6 +105,7 @@ class ViTConfig:
     layer_scale: float | None = None
     stem: Literal["patch", "conv", "r50"] = "patch"
     eps: float = 1e-6
+    norm: Literal["pre", "post"] = "pre"
 
     def __post_init__(self) -> None:
         _require_positive(self, "channels", "classes", "width", "depth", "heads", "mlp")
@@ -213,6 +214,10 @@ class RunConfig:
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100
     """Passes over the training images."""
+    steps: int | None = None
+    """Moves of the weights, in place of epochs: small data then trains as long as large."""
+    images: int | None = None
+    """Use only so many training images, as many of each class, drawn by `seed`; few are part of more. Default: all."""
     batch: int = 64
     """Images a step."""
     accumulate: int = 1
@@ -257,6 +262,8 @@ class RunConfig:
     """Position embedding."""
     registers: int | None = None
     """Register tokens."""
+    norm: Literal["pre", "post"] | None = None
+    """Where the norms of a block stand: before its branches, as in ViT, or after, as in the first Transformer."""
     stem: Literal["patch", "conv", "r50", "large", "small"] | None = None
     """What makes tokens: one linear projection of each patch, a few convolutions, or most of a ResNet-50. For a ResNet
     large or small; default: small for pictures of up to 64 pixels."""
@@ -296,7 +303,7 @@ class RunConfig:
 
 MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "stem",
+    "drop_path", "stem", "norm",
 )  # fmt: skip
 """Settings of a run that are fields of its model's config, where that has them."""
 

@@ -8,7 +8,7 @@ from regard.data.loader import Batch, Images, Loader, Preparation, fit, fit_lose
 from regard.data.masks import read_mask
 from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source
-from regard.data.splits import split
+from regard.data.splits import keep_some, split
 
 __all__ = [
     "SUFFIXES",
@@ -24,6 +24,7 @@ __all__ = [
     "find_images",
     "fit",
     "fit_loses",
+    "keep_some",
     "normalise",
     "open_source",
     "read_image",

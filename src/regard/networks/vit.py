@@ -5,7 +5,8 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 Departures from the paper: patches are padded where the size does not divide; positions may be axial,
 sinusoidal or absent; register tokens (Darcet et al., 2024) may follow the class token, without a
 position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
-may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture").
+may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture");
+the norms of a block may stand after its branches, the last norm staying where it is.
 """
 
 from dataclasses import replace
@@ -89,6 +90,7 @@ class ViT(Network):
                 width,
                 config.heads,
                 config.mlp,
+                norm=config.norm,
                 dropout=config.dropout,
                 drop_path=config.drop_path * layer / max(config.depth - 1, 1),
                 layer_scale=config.layer_scale,

@@ -23,6 +23,8 @@ def check_settings(settings: dict[str, Any]) -> None:
     find(config.recipe or "default")
     if "model" in settings:
         _check_family(config.model, settings)
+    if settings.get("steps") is not None and settings.get("epochs") is not None:
+        raise ConfigError("both steps and epochs are given", do="give one of them")
     pick_device(config.device)
     _check(config)
 
@@ -143,7 +145,7 @@ def _free_folder(wish: str) -> str:
     return path
 
 
-_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1} | dict.fromkeys(
+_AT_LEAST = {"epochs": 1, "steps": 1, "images": 1, "batch": 1, "accumulate": 1} | dict.fromkeys(
     ("lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers"), 0
 )
 _BELOW = {"smoothing": 1, "ema": 1, "warmup": 1, "zoom": 1, "holdout": 0.5, "seed": 2**31, "split_seed": 2**31}

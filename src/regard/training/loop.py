@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from regard.config import RunConfig
 from regard.console import Progress
 from regard.data import Augmenter, Loader
-from regard.errors import RunError
+from regard.errors import DivergedError
 from regard.networks import Network
 from regard.tasks import Task
 from regard.training.optim import Average, learning_rate
 from regard.training.step import Step, mixed
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
+LOOKS = 100  # validations of a run by steps, at most: a small set's epochs are short, its validation set may not be
 SAVE_EVERY = 30.0  # seconds: an epoch may take one, and writing weights to disk as long
 
 
@@ -43,7 +44,8 @@ def train(
     keep: Callable[[dict[str, dict[str, Tensor]], History], None],
     progress: Progress,
 ) -> History:
-    """Train for `config.epochs`. `evaluate` gives validation figures; `keep(weights by name, history)` saves.
+    """Train for `config.epochs`, or until `config.steps`. `evaluate` gives validation figures;
+    `keep(weights by name, history)` saves.
 
     The weights that are evaluated and kept are the moving average, if there is one. Dropout draws from a
     generator seeded anew at every step, so nothing depends on what else drew from it.
@@ -52,13 +54,13 @@ def train(
     average = Average(model, config.ema) if config.ema else None
     loader.keep_on(device)
     per_epoch = math.ceil(len(loader) / config.accumulate)
-    steps, done, history, shelf = per_epoch * config.epochs, 0, History(), _Shelf(keep)
+    steps, done, history, shelf = config.steps or per_epoch * config.epochs, 0, History(), _Shelf(keep)
     start = time.monotonic()
     with progress.bar("training step", steps) as tick:
         try:
             for epoch in range(1, config.epochs + 1):
                 model.train()
-                total, lr, parts = torch.zeros((), device=device), 0.0, 1
+                total, lr, parts, number = torch.zeros((), device=device), 0.0, 1, 0
                 for number, (x, targets) in enumerate(batches(loader, augment, epoch, device)):
                     if number % config.accumulate == 0:
                         torch.manual_seed((config.seed << 32) + done)
@@ -76,13 +78,17 @@ def train(
                     if average:
                         average.update()
                     tick(done, _note(history))
-                loss = float(total) / len(loader)
+                    if done == steps:
+                        break
+                if config.steps and done < steps and epoch % max(1, config.epochs // LOOKS):
+                    continue
+                loss = float(total) / (number + 1)
                 if average:
                     average.swap()
                 with torch.compiler.set_stance("force_eager"), mixed(config, device):
                     figures = evaluate(model)
                 if not math.isfinite(loss + figures["loss"]):
-                    raise RunError(
+                    raise DivergedError(
                         f"the loss is not a number in epoch {epoch}; the weights kept are those from before",
                         do="lower --lr, keep --clip on, or train in fp32",
                     )

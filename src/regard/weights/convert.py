@@ -168,6 +168,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
             raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these have: {others}, regard")
     if len(config.size) != 2:
         raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
+    if config.norm == "post":
+        raise _inexpressible("norm='post'", target, "no other format has; keep it as regard")
     if config.stem == "conv":
         raise _inexpressible("stem='conv'", target, "no other format has; keep it as regard")
     if config.pool == "mean" and target.needs_class:
