@@ -86,3 +86,37 @@ def test_a_recipe_for_a_vit_lends_a_resnet_what_is_not_its_shape(tmp_path):
     assert (config.width, config.mlp, config.pool) == (None, None, None)
     assert (config.drop_path, origins["drop_path"], config.optimizer) == (0.1, "recipe", "muon")
     assert regard.load(run.path, device="cpu").model.config.width == 16
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_by_steps_takes_exactly_so_many(accumulate, tmp_path):
+    settings = {"model": "mlp_nano", "images": 100, "batch": 20, "explain": 0, "quiet": True, "accumulate": accumulate}
+    run = regard.train("digits", steps=7, out=tmp_path / "a", **settings)
+    config, origins = run.read_config()[1:]
+    per_epoch = 5 if accumulate == 1 else 3
+    assert (config.epochs, origins["epochs"]) == (-(-7 // per_epoch), "auto")
+    rows = run.read_rows("metrics.csv")
+    assert [int(row["step"]) for row in rows] == [*range(per_epoch, 7, per_epoch), 7]
+    whole = regard.train("digits", epochs=2, out=tmp_path / "b", **settings).read_rows("metrics.csv")
+    again = regard.train("digits", steps=2 * per_epoch, out=tmp_path / "c", **settings).read_rows("metrics.csv")
+    assert [row["train_loss"] for row in again] == [row["train_loss"] for row in whole]
+    with pytest.raises(ConfigError, match="both steps and epochs"):
+        regard.train("digits", steps=7, epochs=2, out=tmp_path / "d", quiet=True)
+
+
+def test_many_short_epochs_are_not_all_validated(tmp_path):
+    settings = {"model": "mlp_nano", "width": 8, "images": 20, "batch": 20, "explain": 0, "quiet": True}
+    rows = regard.train("digits", steps=310, out=tmp_path / "run", **settings).read_rows("metrics.csv")
+    assert [int(row["epoch"]) for row in rows] == [*range(3, 310, 3), 310]
+
+
+def test_images_left_out_of_training_may_be_tested_on(tmp_path):
+    run = regard.train("digits", model="mlp_nano", epochs=1, images=50, explain=0, out=tmp_path / "run", quiet=True)
+    counts = run.read_json("data.json")["counts"]
+    assert {name: sum(c.values()) for name, c in counts.items()} == {
+        "train": 50,
+        "val": 217,
+        "test": 355,
+        "unused": 1175,
+    }
+    assert "unused" in (run.path / "report.html").read_text()

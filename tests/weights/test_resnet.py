@@ -175,3 +175,13 @@ def test_what_a_format_has_no_words_for_is_said(tmp_path):
     _, written = convert(tmp_path / "r.safetensors", tmp_path / "r2.safetensors", to="timm")
     assert any("maxpool is left out" in line for line in written)
     assert regard.create(weights=tmp_path / "r2.safetensors", quiet=True).config.stem == "small"
+
+
+def test_where_a_vits_norms_stand_is_kept_and_never_assumed(tmp_path):
+    model = randomise(regard.create("vit_nano", classes=3, size=16, norm="post"))
+    regard.save(model, tmp_path / "post.safetensors")
+    assert regard.create(weights=tmp_path / "post.safetensors", quiet=True).config.norm == "post"
+    with pytest.raises(RunError, match="norm: pre here, post in the file"):
+        regard.create(weights=tmp_path / "post.safetensors", norm="pre", quiet=True)
+    with pytest.raises(ConfigError, match="no words for norm='post'"):
+        convert(tmp_path / "post.safetensors", tmp_path / "t.safetensors", to="timm")
