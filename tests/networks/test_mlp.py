@@ -12,7 +12,7 @@ from tests.weights.parity import randomise
 def test_against_plain_matrices():
     model = randomise(regard.create("mlp_nano", size=(4, 6), channels=1, classes=3, width=8, depth=2))
     x = torch.randn(5, 1, 4, 6)
-    first, second = (layer[0] for layer in model.layers)
+    first, second = (layer.linear for layer in model.layers)
     hidden = F.relu(x.reshape(5, 24) @ first.weight.T + first.bias)
     hidden = F.relu(hidden @ second.weight.T + second.bias)
     out = model(x)
@@ -36,7 +36,7 @@ def test_shuffled_pixels_are_as_good_as_ordered_ones():
     )
     expected = model(x).logits
     with torch.no_grad():
-        model.layers[0][0].weight.copy_(model.layers[0][0].weight[:, order])
+        model.layers[0].linear.weight.copy_(model.layers[0].linear.weight[:, order])
     shuffled = x.flatten(1)[:, order].reshape_as(x)
     torch.testing.assert_close(model(shuffled).logits, expected)
 

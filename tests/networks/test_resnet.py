@@ -161,3 +161,18 @@ def test_stochastic_depth_rises_to_the_last_block():
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
     x = torch.randn(4, 3, 32, 48)
     assert torch.equal(model(x).logits, model(x).logits)
+
+
+@pytest.mark.parametrize("name", ["resnet34", "resnet101", "bit_r50x1", "mlp"])
+def test_blocks_compile_to_no_more_graphs_than_dynamo_keeps(name):
+    """Blocks of one shape share a graph; beyond its limit, blocks would silently stay uncompiled."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fields = {} if name == "mlp" else {"width": 32 if name == "bit_r50x1" else 8, "drop_path": 0.1}
+    model = regard.create(name, classes=3, size=32, **fields).train()
+    for block in model.repeated():
+        block.compile(dynamic=False, backend="eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        model(torch.randn(2, 3, 32, 32))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    torch._dynamo.reset()

@@ -203,6 +203,7 @@ def test_a_crossing_within_the_noise_is_said_to_be_uncertain():
 
 def test_curves_that_do_not_cross_are_not_said_to():
     assert crossing(Gap(100, 0.1, None), Gap(200, 0.0, None)) is None
+    assert crossing(Gap(10, 0.03, None), Gap(1000, -0.01, None)) == pytest.approx(10**2.5)
     line = compare("a", "b", [Gap(10, -0.1, 0.01), Gap(20, -0.01, 0.01)])
     assert line.startswith("b is ahead of a at every size from 10 to 20 images, by 1.0 to 10.0 points")
     assert line.endswith("At 20 images the difference is within two standard errors.")

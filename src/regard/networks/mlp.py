@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.config import MLPConfig, change
 from regard.errors import ConfigError
@@ -16,11 +17,15 @@ CELLS = 16
 """Places along each axis that explanations are painted on, at most."""
 
 
-class Hidden(nn.Sequential):
+class Hidden(nn.Module):
     """Linear, ReLU, dropout."""
 
     def __init__(self, before: int, after: int, dropout: float):
-        super().__init__(nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout))
+        super().__init__()
+        self.linear, self.drop = nn.Linear(before, after), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(F.relu(self.linear(x)))
 
 
 class FullyConnected(Network):

@@ -28,7 +28,7 @@ def recognise(opened: Opened) -> Format:
     found = detect(opened.tensors) or detect(opened.tensors, RESNET_FORMATS)
     if found is not None:
         return found
-    if {"patches.project.weight", "root.weight", "layers.0.0.weight"} & set(opened.tensors):
+    if {"patches.project.weight", "root.weight", "layers.0.linear.weight"} & set(opened.tensors):
         what = "the file holds Regard's own tensors without what says which model they are of"
         raise RunError(what, where=opened.path, do="write it by regard.save(model, path)")
     nearest = min((*FORMATS, *RESNET_FORMATS), key=lambda candidate: len(candidate.read(opened.tensors)[1]))
