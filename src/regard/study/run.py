@@ -32,7 +32,7 @@ def run_study(study: Study, *, quiet: bool = False) -> Result:
     [('pre', 40), ('post', 40), ('pre', 80), ('post', 80)]
     """
     progress, failed = Progress(quiet), dict[str, str]()
-    found = api.check(study.data, quiet=True)
+    found = api.check(study.data, quiet=quiet)
     found.require_readable()
     study = _settled(study, found)
     _keep_plan(study, found)
