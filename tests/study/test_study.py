@@ -124,6 +124,7 @@ def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):
         ({"model": "vit_nano"}, "model is what this study compares"),
         ({"patch": 2}, "resnet_nano has no patch"),
         ({"lr": "high"}, "lr cannot be 'high'"),
+        ({"steps": 3, "epochs": 2}, "both steps and epochs"),
     ],
 )
 def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, tmp_path):

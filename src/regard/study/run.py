@@ -12,7 +12,7 @@ from regard.config import read_json
 from regard.console import Progress
 from regard.data import Scan, split
 from regard.errors import ConfigError, DivergedError, RunError
-from regard.recipes.settle import settle
+from regard.recipes.settle import check_settings, settle
 from regard.study.plan import Study, Trial
 from regard.study.result import Result, collect
 from regard.weights import Run, to_json, write_text
@@ -64,6 +64,7 @@ def _settled(study: Study, found: Scan) -> Study:
     """With sizes that the data can give, and one batch for all of them."""
     config, _ = settle(found, study.settings | next(iter(study.arms.values())))
     for fields in study.arms.values():  # what an arm cannot be is said before anything runs
+        check_settings(study.settings | fields)
         settle(found, study.settings | fields)
     names, _ = split(found, config.split_seed, config.holdout)
     there, classes = names.count("train"), len(found.source.classes)
