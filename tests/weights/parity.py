@@ -18,12 +18,14 @@ TOLERANCE = 1e-5
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Every parameter, also those that start at zero or one, so that nothing can be forgotten unseen.
 
-    BatchNorm's statistics and counts too. Convolutions stay small: many of them follow one another.
+    BatchNorm's statistics and counts too. Where these follow convolutions, which then no longer normalise, the
+    kernels keep the size of what passes through.
     """
     draw = torch.Generator().manual_seed(seed)
+    fixed = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     with torch.no_grad():
         for p in model.parameters():
-            scale = 0.5 if p.ndim == 1 else 0.3 if p.ndim == 2 else (2 / p[0].numel()) ** 0.5
+            scale = 0.5 if p.ndim == 1 else (2 / p[0].numel()) ** 0.5 if fixed and p.ndim == 4 else 0.3
             p.copy_(torch.randn(p.shape, generator=draw) * scale)
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
