@@ -1,4 +1,4 @@
-"""Residual networks in others' names: torchvision's, which are timm's too, and transformers' ResNet and BiT."""
+"""Residual networks in others' names: torchvision's, which are timm's too, timm's BiT, transformers' ResNet and BiT."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.errors import ConfigError, RunError
 from regard.geometry import per_axis
 from regard.networks.resnet import SMALL_SIDE
 from regard.weights.files import Opened
-from regard.weights.names import HALF, Format, Row
+from regard.weights.names import HALF, Format, Row, Shape
 from regard.weights.notes import Notes, unlike
 
 COUNTS = "num_batches_tracked"
@@ -77,7 +77,23 @@ HF_BIT = Format(
     statistics=HALF,
 )
 
-RESNET_FORMATS = (TORCHVISION_RESNET, HF_RESNET, HF_BIT)
+TIMM_BIT = Format(
+    "timm",
+    (
+        Row("root.weight", "stem.conv.weight"),
+        Row(f"{_OURS}.conv{{c}}.weight", "stages.{s}.blocks.{u}.conv{c}.weight"),
+        *_norm(f"{_OURS}.norm{{c}}", "stages.{s}.blocks.{u}.norm{c}"),
+        Row(f"{_OURS}.shortcut.weight", "stages.{s}.blocks.{u}.downsample.conv.weight"),
+        *_norm("norm", "norm"),
+        Row("head.weight", "head.fc.weight", Shape(lambda t: t.flatten(1), lambda t, _: t[..., None, None])),  # 1 × 1
+        Row("head.bias", "head.fc.bias"),
+    ),
+    sign=("stem.conv.weight", "norm.weight", "stages.0.blocks.0.conv2.weight"),
+    spellings=(_WRAPPED,),
+    statistics=HALF,
+)
+
+RESNET_FORMATS = (TORCHVISION_RESNET, HF_RESNET, HF_BIT, TIMM_BIT)
 
 # What a config.json may say, and the only value of it that is the network here.
 _ONLY = {
@@ -108,7 +124,7 @@ def read_resnet(opened: Opened, found: Format, size: Any, notes: Notes) -> tuple
     small = root.shape[2] == 3
     if small:
         notes.assumed.append("the first convolution, of 3 × 3, has stride 1 and no pooling after it")
-    kind = "bit" if found is HF_BIT else "bottleneck" if "stages.0.0.conv3.weight" in state else "basic"
+    kind = "bit" if found in (HF_BIT, TIMM_BIT) else "bottleneck" if "stages.0.0.conv3.weight" in state else "basic"
     values = {
         "size": _size(opened, size, small, notes),
         "channels": root.shape[1],
@@ -159,7 +175,7 @@ def resnet_names(
     weights: Mapping[str, Tensor], config: ResNetConfig, to: str
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
     """The tensors as `to` names them, transformers' settings for them (its folders have a config.json), and notes."""
-    able = {"hf"} if config.kind == "bit" else {"hf", "torchvision", "timm"}
+    able = {"hf", "timm"} if config.kind == "bit" else {"hf", "torchvision", "timm"}
     if to not in able:
         what = f"{to} weights have no words here for a {'BiT' if config.kind == 'bit' else 'ResNet'}"
         raise ConfigError(what, do=f"these have: {', '.join(sorted(able))}, regard")
@@ -167,8 +183,11 @@ def resnet_names(
     if config.stem == "small" and to == "hf":
         raise ConfigError("hf weights have no words for stem='small'", do="these have: torchvision, timm, regard")
     if config.stem == "small":
-        notes.append("conv1 is of 3 × 3 with stride 1 and maxpool is left out: build the model so")
-    found = TORCHVISION_RESNET if to != "hf" else HF_BIT if config.kind == "bit" else HF_RESNET
+        notes.append("the first convolution is of 3 × 3 with stride 1 and no pooling follows: build the model so")
+    if config.kind == "bit":
+        found = HF_BIT if to == "hf" else TIMM_BIT
+    else:
+        found = HF_RESNET if to == "hf" else TORCHVISION_RESNET
     state = {key: tensor.detach().cpu() for key, tensor in weights.items()}
     tensors, unknown = found.write(state, config)
     if unknown:
