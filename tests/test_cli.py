@@ -230,3 +230,24 @@ def test_probe_refuses_before_any_feature_is_computed(cli, run_folder, monkeypat
     assert code == 2
     assert words in err
     assert "to do:" in err
+
+
+def test_study_prints_the_table_and_what_it_means(cli, tmp_path):
+    words = ("study", "data-size", "digits", "--models", "mlp_nano,resnet_nano", "--sizes", "40,80", "--seeds", "1")
+    words = (*words, "--steps", "2", "--out", tmp_path / "study")
+    code, out, err = cli(*words)
+    assert code == 0
+    assert out.splitlines()[0].split() == ["data-size", "images", "accuracy", "deviation", "seeds"]
+    assert re.search(r"^mlp_nano +80 +0\.\d+ +– +1$", out, flags=re.MULTILINE)
+    assert "the curves do not cross" in out or "images (by" in out
+    assert "run 4/4: resnet_nano, 80 images, seed 0: accuracy" in err
+    code, _, err = cli(*words)
+    assert code == 0
+    assert "4 runs" in err
+    assert "4 of them there already" in err
+    code, _, err = cli("study", "data-size", "digits", "--model", "vit_nano")
+    assert code == 2
+    assert "give --models" in err
+    code, _, err = cli("study", "data-size", "digits", "--sizes", "many")
+    assert code == 2
+    assert "sizes=many are not whole numbers" in err

@@ -83,7 +83,9 @@ def test_every_other_command_in_the_readme_is_known():
 def test_the_model_table_of_the_readme_is_the_registry():
     from regard.registry import MODELS
 
-    assert set(re.findall(r"`(vit\w*\d*\w*)`", README.split("## Models")[1])) == set(MODELS)
+    assert set(re.findall(r"`(vit\w*\d*\w*)`", README.split("## Models")[1])) == {
+        name for name in MODELS if name.startswith("vit")
+    }
 
 
 @pytest.mark.parametrize(

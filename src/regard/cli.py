@@ -334,7 +334,7 @@ class Inspect:
         wanted += [{"layer": layer, "head": head} for layer, head in self.excite_head]
         wanted += [{"layer": layer, "token": token} for layer, token in self.excite_token]
         found = found.with_excited(*(predictor.visualise(quiet=self.quiet, **what) for what in wanted))
-        if self.registers and found.registered is None:
+        if self.registers and found.attends and found.registered is None:
             print("there are no outlier tokens that registers could take", file=sys.stderr)
         print(found.save(self.out))
         print(found.describe())
@@ -389,6 +389,46 @@ class Convert:
 
 
 @dataclass
+class StudyCommand:
+    """Compare over several runs: models by amount of data, position embeddings, or where the norms stand."""
+
+    kind: Positional[Literal["data-size", "positions", "norm"]]
+    """What to compare."""
+    data: Positional[str]
+    """Data as for train."""
+    settings: OmitArgPrefixes[RunConfig]
+    models: str = "vit_nano,resnet_nano"
+    """data-size: the models, with commas between them."""
+    sizes: str = ""
+    """Numbers of training images, with commas. Default: for data-size all, a half, a quarter …; else all."""
+    seeds: int = 3
+    """Runs of each, with seeds 0, 1, …"""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        from regard import study
+
+        given = _flags(RunConfig)
+        settings: dict[str, Any] = {
+            f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given
+        }
+        settings |= {"sizes": _whole_numbers("sizes", self.sizes), "seeds": self.seeds}
+        if self.kind == "data-size":
+            if "model" in given:
+                raise ConfigError("this study compares models", do="give --models instead of --model")
+            plan = study.data_size(self.data, tuple(self.models.split(",")), **settings)
+        else:
+            plan = {"positions": study.positions, "norm": study.norm}[self.kind](self.data, **settings)
+        result = study.run_study(plan, quiet=self.quiet)
+        print(columns((self.kind, "images", "accuracy", "deviation", "seeds"), [
+            (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
+            for p in result.points
+        ]))  # fmt: skip
+        print(*result.says(), sep="\n")
+        print(plan.out / "study.md")
+
+
+@dataclass
 class Models:
     """List the models."""
 
@@ -401,7 +441,8 @@ class Models:
 
 COMMANDS: dict[str, type] = {
     "demo": Demo, "check": Check, "train": Train, "resume": Resume, "eval": Eval, "probe": Probe, "predict": Predict,
-    "explain": Explain, "inspect": Inspect, "report": Report, "convert": Convert, "models": Models,
+    "explain": Explain, "inspect": Inspect, "report": Report, "convert": Convert, "study": StudyCommand,
+    "models": Models,
 }  # fmt: skip
 
 
@@ -450,6 +491,14 @@ def _spelt(word: str) -> str:
     """`--from` for `--weights`: as Python's keyword it cannot be the name of a setting, and here it reads best."""
     flag, sign, value = word.partition("=")
     return f"--weights{sign}{value}" if flag == "--from" else word
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """From words such as 250,500,1000."""
+    words = [word for word in text.replace(" ", ",").split(",") if word]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"{name}={text} are not whole numbers", do=f"give --{name} such as 250,500,1000")
+    return tuple(map(int, words))
 
 
 def _command() -> str:

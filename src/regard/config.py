@@ -105,18 +105,87 @@ class ViTConfig:
     layer_scale: float | None = None
     stem: Literal["patch", "conv", "r50"] = "patch"
     eps: float = 1e-6
+    norm: Literal["pre", "post"] = "pre"
 
     def __post_init__(self) -> None:
-        for name in ("channels", "classes", "width", "depth", "heads", "mlp"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} makes no model", do=f"give {name} at least 1")
+        _require_positive(self, "channels", "classes", "width", "depth", "heads", "mlp")
         if self.registers < 0:
             raise ConfigError(f"registers={self.registers} is negative")
-        for name in ("dropout", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range", do="give 0 up to, not including, 1")
+        _require_shares(self, "dropout", "drop_path")
         if not 0 < self.eps < 1:
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
+
+    @property
+    def features(self) -> int:
+        """Numbers that the head reads."""
+        return self.width
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """A residual network's shape: `blocks` in each stage, `width` channels after the stem.
+
+    Each later stage has twice the channels and half the resolution; bottlenecks hand on four times as many.
+    """
+
+    size: tuple[int, ...] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    width: int = 64
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    kind: Literal["basic", "bottleneck", "bit"] = "bottleneck"
+    stem: Literal["large", "small"] = "large"
+    """"large" begins with a quarter of the resolution, "small" with all of it: for pictures of up to 64 pixels."""
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "channels", "classes", "width")
+        if not self.blocks or min(self.blocks) < 1:
+            raise ConfigError(f"blocks={self.blocks} makes no model", do="give every stage at least 1 block")
+        _require_shares(self, "drop_path")
+
+    @property
+    def features(self) -> int:
+        """Numbers that the head reads."""
+        return self.width * 2 ** (len(self.blocks) - 1) * (1 if self.kind == "basic" else 4)
+
+
+@dataclass(frozen=True)
+class MLPConfig:
+    """A fully connected network on flattened pixels: `depth` hidden layers of `width`."""
+
+    size: tuple[int, ...] = (32, 32)
+    channels: int = 3
+    classes: int = 1000
+    width: int = 1024
+    depth: int = 3
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "channels", "classes", "width", "depth")
+        _require_shares(self, "dropout")
+
+    @property
+    def features(self) -> int:
+        """Numbers that the head reads."""
+        return self.width
+
+
+ModelConfig = ViTConfig | ResNetConfig | MLPConfig
+CONFIGS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig, "mlp": MLPConfig}
+"""By family: the name of the module in `networks` that builds it."""
+
+
+def _require_positive(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} makes no model", do=f"give {name} at least 1")
+
+
+def _require_shares(config: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} is out of range", do="give 0 up to, not including, 1")
 
 
 @dataclass(frozen=True)
@@ -148,6 +217,10 @@ class RunConfig:
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100
     """Passes over the training images."""
+    steps: int | None = None
+    """Moves of the weights, in place of epochs: small data then trains as long as large."""
+    images: int | None = None
+    """Use only so many training images, as many of each class, drawn by `seed`; few are part of more. Default: all."""
     batch: int = 64
     """Images a step."""
     accumulate: int = 1
@@ -185,11 +258,11 @@ class RunConfig:
     channels: int | None = None
     """1 for grey, 3 for colour. Default: from the images."""
     patch: int | tuple[int, ...] | None = None
-    """Patch size. Default: the model's own, as the next fields'."""
+    """Patch size. Default: the model's own, as the next fields'; a model without such a field refuses it."""
     width: int | None = None
-    """Numbers a token."""
+    """Numbers a token; channels after the stem of a ResNet; numbers a hidden layer of an MLP."""
     depth: int | None = None
-    """Encoder blocks."""
+    """Encoder blocks, or hidden layers of an MLP."""
     heads: int | None = None
     """Attention heads."""
     mlp: int | None = None
@@ -202,8 +275,11 @@ class RunConfig:
     """Register tokens."""
     layer_scale: float | None = None
     """Initial value of a learned factor per channel on each branch, such as 1e-4. Default: no such factors."""
-    stem: Literal["patch", "conv", "r50"] | None = None
-    """What makes tokens: one linear projection of each patch, a few convolutions, or most of a ResNet-50."""
+    norm: Literal["pre", "post"] | None = None
+    """Where the norms of a block stand: before its branches, as in ViT, or after, as in the first Transformer."""
+    stem: Literal["patch", "conv", "r50", "large", "small"] | None = None
+    """What makes tokens: one linear projection of each patch, a few convolutions, or most of a ResNet-50. For a ResNet
+    large or small; default: small for pictures of up to 64 pixels."""
     dropout: float | None = None
     """Dropout on tokens and branches."""
     drop_path: float | None = None
@@ -247,5 +323,11 @@ class RunConfig:
     timeout: float = 600.0
     """Seconds after which a process that does not answer the others is taken for lost."""
 
+
+MODEL_FIELDS = (
+    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
+    "drop_path", "layer_scale", "stem", "norm",
+)  # fmt: skip
+"""Settings of a run that are fields of its model's config, where that has them."""
 
 Origin = Literal["default", "recipe", "weights", "flag", "auto"]

@@ -35,6 +35,10 @@ class RunError(RegardError):
     """A run folder or checkpoint that cannot be written, found or read."""
 
 
+class DivergedError(RunError):
+    """A training whose loss became no number."""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """The hint for a misspelt name: its near matches, or all the options when nothing is near.
 

@@ -11,6 +11,9 @@ VIT = "Dosovitskiy et al., An Image is Worth 16x16 Words (2021)"
 DEIT = "Touvron et al., Training data-efficient image transformers (2021)"
 SCALING = "Zhai et al., Scaling Vision Transformers (2022)"
 DINOV2 = "Oquab et al., DINOv2 (2024)"
+RESNET = "He et al., Deep Residual Learning (2016), Table 1"
+BIT = "Kolesnikov et al., Big Transfer (2020)"
+MLP = "the fully connected baseline"
 OURS = "small enough for a laptop's CPU"
 
 
@@ -23,8 +26,13 @@ class Entry:
     size: tuple[int, ...]
     paper: str
 
+    @property
+    def family(self) -> str:
+        """Which config it has: a key of `config.CONFIGS`."""
+        return self.builder.partition(":")[0].rpartition(".")[2]
 
-_VIT = "regard.networks.vit:build"
+
+_VIT, _RESNET, _MLP = (f"regard.networks.{family}:build" for family in ("vit", "resnet", "mlp"))
 
 MODELS: dict[str, Entry] = {
     "vit_nano": Entry(_VIT, 239_400, (32, 32), OURS),
@@ -44,6 +52,14 @@ MODELS: dict[str, Entry] = {
     "vit3d_nano": Entry(_VIT, 269_096, (32, 32, 32), OURS),
     "vit3d_s16": Entry(_VIT, 23_336_296, (96, 96, 96), VIT + ", patches made volumes"),
     "vit3d_b16": Entry(_VIT, 89_138_920, (96, 96, 96), VIT + ", patches made volumes"),
+    "resnet_nano": Entry(_RESNET, 239_608, (32, 32), OURS),
+    "resnet18": Entry(_RESNET, 11_689_512, (224, 224), RESNET),
+    "resnet34": Entry(_RESNET, 21_797_672, (224, 224), RESNET),
+    "resnet50": Entry(_RESNET, 25_557_032, (224, 224), RESNET),
+    "resnet101": Entry(_RESNET, 44_549_160, (224, 224), RESNET),
+    "bit_r50x1": Entry(_RESNET, 25_549_352, (224, 224), BIT),
+    "mlp_nano": Entry(_MLP, 1_175_272, (32, 32), OURS),
+    "mlp": Entry(_MLP, 6_270_952, (32, 32), MLP),
 }
 
 
@@ -58,3 +74,8 @@ def build(name: str, **fields: Any) -> Any:
     module, function = find(name).builder.split(":")
     builder: Callable[..., Any] = getattr(import_module(module), function)
     return builder(name, **fields)
+
+
+def configure(name: str, **fields: Any) -> Any:
+    """The config that `build` would give the named model."""
+    return import_module(find(name).builder.partition(":")[0]).configure(name, **fields)

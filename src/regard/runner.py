@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from regard import registry
-from regard.config import Augment, Origin, RunConfig, change, make, to_dict
+from regard.config import MODEL_FIELDS, Augment, Origin, RunConfig, change, make, to_dict
 from regard.console import Progress, columns
-from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, split, statistics
+from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, keep_some, split, statistics
 from regard.errors import RunError
 from regard.evaluation import Evaluation, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
-from regard.explain import REPORTED, Explanation
+from regard.explain import Explanation, attends, reported
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
@@ -28,11 +29,6 @@ from regard.report import write_report
 from regard.tasks import Classification
 from regard.training import ALONE, History, State, Training, World, adapt, save_state
 from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
-
-_MODEL_FIELDS = (
-    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "layer_scale", "stem",
-)  # fmt: skip
 
 
 @dataclass
@@ -92,11 +88,17 @@ def make_plan(
     if splits is None:
         splits, note = split(found, config.split_seed, config.holdout)
         splits = [name if digest else "unreadable" for name, digest in zip(splits, found.digests, strict=True)]
+        if config.images is not None:
+            splits = keep_some(found, splits, config.images, config.seed)
+            note += f"; {config.images} training images are used, drawn with seed {config.seed}"
         progress.say(f"splits: {note}")
         count = splits.count("train")
         if origins["batch"] != "flag" and count < 10 * config.batch:  # few images: still ten steps an epoch
             config = change(config, {"batch": max(4, count // 10)})
             origins["batch"] = "auto"
+        if config.steps is not None:
+            an_epoch = math.ceil(math.ceil(count / config.batch) / config.accumulate)
+            config, origins["epochs"] = change(config, {"epochs": math.ceil(config.steps / an_epoch)}), "auto"
         chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
         progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     torch.manual_seed(config.seed)
@@ -123,7 +125,7 @@ def _starting_model(
     if state:
         return registry.build(config.model, **state[1]["model"])
     if start is None:
-        fields = {name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None}
+        fields = {name: value for name in MODEL_FIELDS if (value := getattr(config, name)) is not None}
         return registry.build(config.model, classes=classes, **fields)
     for line in start.report.lines():
         progress.say(line)
@@ -319,13 +321,15 @@ def _explain_some(
 ) -> None:
     """Explain a few tested images, and keep their attention for the report's reader to ask."""
     done, room, chosen = list[list[Explanation]](), BUDGET, result.examples(count)
+    methods = reported(predictor.model)
     with progress.bar("explaining", len(chosen)) as tick:
         for number, n in enumerate(chosen, start=1):
             pixels, truth = images[0, int(result.index[n])][0], result.classes[result.labels[n]]
-            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in REPORTED])
+            done.append([predictor.explain(pixels, method).about(result.keys[n], truth) for method in methods])
             draw(done[-1], run.path / "explain" / f"{number:02d}.png")
             x = predictor.preparation(pixels).to(predictor.device)
-            room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
+            if attends(predictor.model):
+                room -= keep_attention(run, number, predictor.model, x, done[-1][0].picture, room)
             tick(number)
     if done:
         run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.data import Sample, Source, open_source, scan, split
+from regard.data import Sample, Source, keep_some, open_source, scan, split
 from regard.data.scanner import Scan
 from regard.errors import DataError
 from tests.conftest import make_folder
@@ -104,3 +104,39 @@ def test_the_split_is_quick_for_many_images_and_classes():
     found = made([Sample(str(n), n % 200) for n in range(20_000)], classes=tuple(str(n) for n in range(200)))
     names, _ = split(found, 0)
     assert names.count("test") == names.count("val") == 3000
+
+
+def test_some_training_images_are_drawn_nested_and_as_many_of_each_class():
+    """Class 1 has only four: it gives all of them, and the others make up the rest."""
+    samples = [
+        Sample(str(n), 0 if n < 60 else 2 if n < 96 else 1, "test" if n % 10 == 9 else "train") for n in range(100)
+    ]
+    found = made(samples, classes=("a", "b", "c"))
+    given = [sample.split for sample in samples]
+    draws = {count: keep_some(found, given, count, seed=0) for count in (3, 9, 10, 40, given.count("train"))}
+    before: set[int] = set()
+    for count, names in draws.items():
+        kept = {i for i, name in enumerate(names) if name == "train"}
+        assert len(kept) == count
+        assert before < kept
+        before = kept
+        assert [i for i, name in enumerate(names) if name == "test"] == list(range(9, 100, 10))
+    tally = [[sum(samples[i].label == c and n == "train" for i, n in enumerate(names)) for c in range(3)]
+             for names in draws.values()]  # fmt: skip
+    assert tally[:2] == [[1, 1, 1], [3, 3, 3]]
+    assert sorted(tally[2]) == [3, 3, 4]
+    assert tally[3][1] == 3
+    assert abs(tally[3][0] - tally[3][2]) <= 1
+    assert draws[given.count("train")] == given
+    assert keep_some(found, given, 9, seed=1) != draws[9]
+    for wrong in (2, 91):
+        with pytest.raises(DataError, match="cannot be drawn: there are 90, of 3 classes"):
+            keep_some(found, given, wrong, seed=0)
+
+
+def test_images_left_out_are_no_leak():
+    found = made([Sample(str(n), n % 2, group="one") for n in range(4)], digests=["same"] * 4)
+    names = ["train", "train", "unused", "unused"]
+    assert not found.crossing(names)
+    assert not found.parted(names)
+    assert found.crossing(["train", "test", "unused", "unused"])

@@ -301,3 +301,24 @@ def test_a_misspelt_name_or_field_gets_a_suggestion():
 def test_shapes_that_make_no_model_are_refused(fields):
     with pytest.raises(ConfigError, match=next(iter(fields))):
         regard.create("vit_nano", **fields)
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_norms_after_the_branches_are_the_first_transformers(pool):
+    from torch.nn import TransformerEncoder, TransformerEncoderLayer
+
+    model, x = small(norm="post", pool=pool), torch.randn(2, 3, 16, 24)
+    layer = TransformerEncoderLayer(32, 4, 48, 0.0, "gelu", model.config.eps, batch_first=True)
+    theirs = TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    names = {"attention.qkv.weight": "self_attn.in_proj_weight", "attention.qkv.bias": "self_attn.in_proj_bias"}
+    parts = {"attention.out": "self_attn.out_proj", "mlp.up": "linear1", "mlp.down": "linear2"}
+    state = {}
+    for key, tensor in model.blocks.state_dict().items():
+        number, _, rest = key.partition(".")
+        rest = names.get(rest) or next((rest.replace(a, b) for a, b in parts.items() if a in rest), rest)
+        state[f"layers.{number}.{rest}"] = tensor
+    theirs.load_state_dict(state)
+    with torch.no_grad():
+        expected = model.norm(theirs(model.embed(x)))
+        torch.testing.assert_close(model(x).tokens, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(x, lean=True).logits, model(x).logits, atol=1e-5, rtol=1e-5)

@@ -213,3 +213,28 @@ def test_dinov2_as_timm_reads_facebooks_names(tmp_path):
     assert ours.loaded.format == "dinov2"
     with torch.no_grad():
         assert_close(ours(picture(24, 24)).tokens, other.forward_features(picture(24, 24)))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_its_resnets_both_ways(name, tmp_path):
+    theirs = randomise(timm.create_model(name, num_classes=5))
+    save_file(theirs.state_dict(), tmp_path / "r.safetensors")
+    ours = regard.create(name, weights=tmp_path / "r.safetensors", quiet=True).eval()
+    with torch.no_grad():
+        assert_close(ours(picture(64, 48)).logits, theirs(picture(64, 48)))
+    convert(tmp_path / "r.safetensors", tmp_path / "back.safetensors", to="timm")
+    assert_equal(load_file(tmp_path / "back.safetensors"), theirs.state_dict())
+
+
+def test_its_bit_both_ways(tmp_path):
+    with torch.device("meta"):
+        published = timm.create_model("resnetv2_50x1_bit", num_classes=1000)
+    assert sum(p.numel() for p in published.parameters()) == MODELS["bit_r50x1"].parameters
+    theirs = randomise(timm.create_model("resnetv2_50x1_bit", num_classes=5))
+    save_file(theirs.state_dict(), tmp_path / "r.safetensors")
+    ours = regard.create(weights=tmp_path / "r.safetensors", quiet=True).eval()
+    assert (ours.loaded.format, ours.config.kind) == ("timm", "bit")
+    with torch.no_grad():
+        assert_close(ours(picture(64, 48)).logits, theirs(picture(64, 48)))
+    convert(tmp_path / "r.safetensors", tmp_path / "back.safetensors", to="timm")
+    assert_equal(load_file(tmp_path / "back.safetensors"), theirs.state_dict())

@@ -47,3 +47,31 @@ def test_its_published_shape_is_ours():
 
     with torch.device("meta"):
         assert sum(p.numel() for p in models.vit_b_16().parameters()) == MODELS["vit_b16"].parameters
+
+
+@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+def test_its_resnets_both_ways(kind, tmp_path):
+    block = {"basic": models.resnet.BasicBlock, "bottleneck": models.resnet.Bottleneck}[kind]
+    theirs = randomise(models.ResNet(block, [2, 1, 1, 1], num_classes=5))
+    torch.save(theirs.state_dict(), tmp_path / "r.pth")
+    ours = regard.create(weights=tmp_path / "r.pth", quiet=True).eval()
+    assert (ours.loaded.format, ours.config.kind) == ("torchvision", kind)
+    with torch.no_grad():
+        assert_close(ours(picture(64, 48)).logits, theirs(picture(64, 48)))
+    convert(tmp_path / "r.pth", tmp_path / "back.safetensors", to="torchvision")
+    back = load_file(tmp_path / "back.safetensors")
+    assert_equal(back, theirs.state_dict())
+    theirs.load_state_dict(back, strict=True)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
+def test_its_published_resnets_have_our_names_and_shapes(name):
+    from regard.registry import MODELS
+    from regard.weights.resnet import TORCHVISION_RESNET
+
+    with torch.device("meta"):
+        theirs, ours = getattr(models, name)(), regard.create(name)
+    assert sum(p.numel() for p in theirs.parameters()) == MODELS[name].parameters
+    state, unknown = TORCHVISION_RESNET.read(theirs.state_dict())
+    assert not unknown
+    assert {k: v.shape for k, v in state.items()} == {k: v.shape for k, v in ours.state_dict().items()}

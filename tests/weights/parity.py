@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.config import to_dict
 from regard.data import Preparation
-from regard.networks.vit import ViT
+from regard.networks import Network
 from regard.weights import Checkpoint, save_checkpoint
 from regard.weights.load import name_of
 
@@ -16,15 +16,28 @@ TOLERANCE = 1e-5
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter, also those that start at zero or one, so that nothing can be forgotten unseen."""
+    """Every parameter, also those that start at zero or one, so that nothing can be forgotten unseen.
+
+    BatchNorm's statistics and counts too. Where these follow convolutions, which then no longer normalise, the
+    kernels keep the size of what passes through.
+    """
     draw = torch.Generator().manual_seed(seed)
+    fixed = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=draw) * (0.3 if p.ndim > 1 else 0.5))
+            scale = 0.5 if p.ndim == 1 else (2 / p[0].numel()) ** 0.5 if fixed and p.ndim == 4 else 0.3
+            p.copy_(torch.randn(p.shape, generator=draw) * scale)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.copy_(torch.randn(buffer.shape, generator=draw) * 0.3)
+            elif name.endswith("running_var"):
+                buffer.copy_(torch.rand(buffer.shape, generator=draw) + 0.5)
+            elif name.endswith("num_batches_tracked"):
+                buffer.fill_(17)
     return model.eval()
 
 
-def save_own(model: ViT, path: Path) -> None:
+def save_own(model: Network, path: Path) -> None:
     config = model.config
     preparation = Preparation(config.size, config.channels, (0.5,) * config.channels, (0.5,) * config.channels)
     names = tuple(f"class {n}" for n in range(config.classes))

@@ -169,15 +169,14 @@ def test_weights_in_parts_are_put_together(tmp_path):
 
 
 def test_another_architecture_gets_the_list_of_what_differs(tmp_path):
-    torch.save(
-        {"conv1.weight": torch.zeros(4, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(4, 4, 1, 1)}, tmp_path / "r.pth"
-    )
+    vgg = {"features.0.weight": torch.zeros(4, 3, 3, 3), "classifier.0.weight": torch.zeros(4, 4)}
+    torch.save(vgg, tmp_path / "r.pth")
     with pytest.raises(RunError) as caught:
         regard.create(weights=tmp_path / "r.pth")
     for words in (
         "no Vision Transformer",
         "not in the file",
-        "conv1.weight: not in the model",
+        "features.0.weight: not in the model",
         "formats tried: regard, timm",
     ):
         assert words in str(caught.value)

@@ -9,7 +9,7 @@ from regard.data.masks import read_mask
 from regard.data.random import order
 from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source
-from regard.data.splits import split
+from regard.data.splits import keep_some, split
 
 __all__ = [
     "CROPS",
@@ -26,6 +26,7 @@ __all__ = [
     "find_images",
     "fit",
     "fit_loses",
+    "keep_some",
     "normalise",
     "open_source",
     "order",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.source import Files, Source
+from regard.data.source import UNUSED, Files, Source
 from regard.errors import DataError
 
 CACHE_SIDE = 96
@@ -51,13 +51,13 @@ class Scan:
 
     def crossing(self, splits: list[str]) -> list[list[int]]:
         """Those duplicates that stand in more than one split: leaks from training into evaluation."""
-        return [group for group in self.duplicates() if len({splits[i] for i in group}) > 1]
+        return [group for group in self.duplicates() if len({splits[i] for i in group} - {UNUSED}) > 1]
 
     def parted(self, splits: list[str]) -> list[str]:
         """Groups (patients) with images in more than one split: leaks too."""
         found: dict[str, set[str]] = defaultdict(set)
         for sample, name in zip(self.source.samples, splits, strict=True):
-            if sample.group:
+            if sample.group and name != UNUSED:
                 found[sample.group].add(name)
         return sorted(group for group, names in found.items() if len(names) > 1)
 
@@ -107,9 +107,8 @@ class Scan:
     def to_json(self, splits: list[str], split_note: str) -> dict[str, Any]:
         """data.json: what the data is, to the last hash, and what is odd about it."""
         source = self.source
-        counts = {
-            name: dict.fromkeys(source.classes, 0) for name in ("train", "val", "test", "unreadable") if name in splits
-        }
+        kinds = ("train", "val", "test", UNUSED, "unreadable")
+        counts = {name: dict.fromkeys(source.classes, 0) for name in kinds if name in splits}
         for sample, name in zip(source.samples, splits, strict=True):
             counts[name][source.classes[sample.label]] += 1
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regard.data.images import read_image
 
+UNUSED = "unused"
+"""The split of training images that a run leaves out."""
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 

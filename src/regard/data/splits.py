@@ -6,6 +6,7 @@ import numpy as np
 
 from regard.data.random import uniforms
 from regard.data.scanner import Scan
+from regard.data.source import UNUSED
 from regard.errors import DataError
 
 
@@ -46,6 +47,28 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
             do="add images of them to the training split, or remove them from the others",
         )
     return names, note
+
+
+def keep_some(scan: Scan, names: list[str], count: int, seed: int) -> list[str]:
+    """The same splits with `count` training samples left; the others become "unused".
+
+    As many of each class as there can be, drawn by `seed`; a smaller draw is part of every larger one.
+    """
+    pool = np.array([i for i, name in enumerate(names) if name == "train"])
+    labels = np.array([scan.source.samples[i].label for i in pool])
+    if not len(set(labels.tolist())) <= count <= len(pool):
+        raise DataError(
+            f"{count} training images cannot be drawn: there are {len(pool)}, of {len(set(labels.tolist()))} classes",
+            where=scan.source.name,
+            do="give --images a number between these two",
+        )
+    chance = uniforms(seed, 0, pool, 1, use=5)[:, 0]
+    rank = np.empty(len(pool), dtype=np.int64)  # every class's first comes before any class's second
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        rank[own[np.argsort(chance[own], kind="stable")]] = np.arange(len(own))
+    kept = set(pool[np.lexsort((chance, rank))[:count]].tolist())
+    return [UNUSED if name == "train" and i not in kept else name for i, name in enumerate(names)]
 
 
 def _cut(scan: Scan, names: list[str], new: str, share: float, seed: int, need: int) -> None:

@@ -16,7 +16,7 @@ def seen_samples(found: Scan, run: str | Path, progress: Progress) -> set[int]:
     if folder is None:
         progress.say("warning: without its run folder, images this model was trained on cannot be told")
         return set()
-    used = [row for row in folder.read_rows("splits.csv") if row["split"] != "test"]
+    used = [row for row in folder.read_rows("splits.csv") if row["split"] in ("train", "val")]
     pixels, groups = {row["pixels"] for row in used}, {row["group"] for row in used} - {""}
     return {i for i, sample in enumerate(found.source.samples) if found.digests[i] in pixels or sample.group in groups}
 

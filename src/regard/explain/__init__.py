@@ -1,6 +1,17 @@
 """Why a model decided as it did: arithmetic on recorded attention, painted onto the input and scored."""
 
-from regard.explain.explanation import DEFAULT, METHODS, REPORTED, Explanation, Location, check_method, explain
+from regard.explain.explanation import (
+    DEFAULT,
+    METHODS,
+    REPORTED,
+    Explanation,
+    Location,
+    attends,
+    check_method,
+    explain,
+    reported,
+    sensible,
+)
 from regard.explain.faithfulness import faithfulness
 from regard.explain.inspection import Inspection, inspect_model
 from regard.explain.methods import (
@@ -26,6 +37,7 @@ __all__ = [
     "Inspection",
     "Location",
     "Visualisation",
+    "attends",
     "check_method",
     "explain",
     "faithfulness",
@@ -39,7 +51,9 @@ __all__ = [
     "random_twins",
     "raw_attention",
     "relevance",
+    "reported",
     "rollout",
+    "sensible",
     "visualise",
     "with_test_time_registers",
 ]

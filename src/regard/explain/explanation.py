@@ -53,6 +53,7 @@ DEFAULT = "integrated_gradients"
 REPORTED = ("rollout", "integrated_gradients")
 """What a report shows: where the network looked (the ViT paper's Figure 6), and what decided."""
 WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
+"""What any network can be asked; one whose tokens stand somewhere has a Grad-CAM too."""
 
 
 class Location(NamedTuple):
@@ -139,6 +140,28 @@ class Explanation:
         }
 
 
+def attends(model: Network) -> bool:
+    """Whether the network has any attention."""
+    return any(isinstance(module, MultiHeadAttention) for module in model.modules())
+
+
+def sensible(model: Network) -> tuple[str, ...]:
+    """The methods that make sense for a network.
+
+    >>> import regard
+    >>> sensible(regard.create("resnet_nano")), sensible(regard.create("mlp_nano"))
+    (('grad_cam', 'integrated_gradients', 'occlusion'), ('integrated_gradients', 'occlusion'))
+    """
+    if attends(model):
+        return tuple(METHODS)
+    return (*(("grad_cam",) if model.PLACED else ()), *WITHOUT_ATTENTION)
+
+
+def reported(model: Network) -> tuple[str, ...]:
+    """What a report shows for a network: where it looked, as far as it can say so, and what decided."""
+    return REPORTED if attends(model) else sensible(model)[:2]
+
+
 def check_method(method: str, options: dict[str, Any], model: Network | None = None) -> None:
     """Refuse a method that does not exist, an option it does not take, or a model it makes no sense for."""
     if method not in METHODS:
@@ -152,11 +175,10 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
         kind = bool if name == "identity" else int
         if type(options[name]) is not kind and options[name] is not None:
             raise ConfigError(f"{name}={options[name]!r} does not fit", do=f"give a value of type {kind.__name__}")
-    attends = model is None or any(isinstance(module, MultiHeadAttention) for module in model.modules())
-    if not attends and method not in WITHOUT_ATTENTION:
+    if model is not None and method not in sensible(model):
+        lacks = "tokens in their places" if method == "grad_cam" else "attention"
         raise ConfigError(
-            f"{method} reads attention, and {type(model).__name__} has none",
-            do=f"use {' or '.join(WITHOUT_ATTENTION)}",
+            f"{method} reads {lacks}, and {type(model).__name__} has none", do=f"use {' or '.join(sensible(model))}"
         )
 
 

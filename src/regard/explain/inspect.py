@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.geometry import TokenMap
 from regard.networks import Network
+from regard.networks.mlp import FullyConnected
 from regard.nn import EncoderBlock, GridPositions, PatchEmbed, Tape
 
 
@@ -54,6 +55,9 @@ def filters(model: nn.Module, count: int = 28) -> Filters:
 
 def _first_weights(model: nn.Module) -> tuple[Tensor, str]:
     """(filters, channels, *patch) of the first layer that sees pixels, and its name."""
+    if isinstance(model, FullyConnected):
+        first = next(module for module in model.modules() if isinstance(module, nn.Linear))
+        return first.weight.unflatten(1, (-1, *model.config.size)), "first layer"
     for module in model.modules():
         if isinstance(module, PatchEmbed):
             return module.project.weight.unflatten(1, (-1, *module.patch)), "patch embedding"

@@ -74,7 +74,7 @@ def _figure_7(figure: Any, found: Inspection) -> None:
     else:
         _similarity(middle, found.similarity)
     if found.distance is None:
-        _note(right, "attention distance", "needs images")
+        _note(right, "attention distance", "needs images" if found.attends else "this network has no attention")
     else:
         _distance(right, found.distance, found.uniform)
 

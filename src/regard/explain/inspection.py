@@ -27,7 +27,7 @@ from regard.explain.registers import RegisterNeuron, find_register_neurons, with
 from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
 from regard.networks import Network
-from regard.nn import capture
+from regard.nn import MultiHeadAttention, capture
 from regard.weights import Run
 
 BATCH = 8
@@ -53,6 +53,8 @@ class Inspection:
     registered: TokenNorms | None = None
     """Norms with test-time registers, where these were asked for and there were outliers to move."""
     excited: tuple[Visualisation, ...] = ()
+    attends: bool = True
+    """Whether the network has attention; one without has no distances and no token norms."""
 
     def save(self, path: str | Path) -> Path:
         """Draw everything into one PNG, SVG or PDF."""
@@ -65,6 +67,8 @@ class Inspection:
             shares = self.filters.shares
             lines.append(f"{self.filters.source}: {len(shares)} components hold {shares.sum():.1%} of the variance, "
                          f"the first {shares[0]:.1%}")  # fmt: skip
+        if not self.attends:
+            lines.append("the network has no attention: distances and token norms are for those that have")
         if self.distance is None or self.norms is None:
             return "\n".join(lines)
         lines += [_outliers("token norms", self.norms)]
@@ -110,8 +114,10 @@ def inspect_model(
     except RegardError:
         components = None
     where = model.token_map()
-    basis = Inspection(components, position_similarity(model), where, float(distances(where).mean()))
-    if pictures is None or not len(pictures):
+    attends = any(isinstance(module, MultiHeadAttention) for module in model.modules())
+    similarity, uniform = position_similarity(model), float(distances(where).mean())
+    basis = Inspection(components, similarity, where, uniform, attends=attends)
+    if pictures is None or not len(pictures) or not attends:
         return basis
     device, reach, norms = next(model.parameters()).device, [], []
     for start in range(0, len(pictures), BATCH):

@@ -1,6 +1,7 @@
 """Seven ways to one number a token: how much each place had to do with what the network answered.
 
-Four read the recorded attention (and its gradients) and nothing else; three ask the network itself. All
+Four read the recorded attention (and its gradients) and nothing else; three ask the network itself, and so
+suit networks without attention too. All
 of them explain one score, the target's logit, and none needs to be told a layer or a shape.
 """
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks import Network, Output
 from regard.nn import MultiHeadAttention, Tape, capture
 
 
@@ -99,8 +100,9 @@ def grad_cam(case: Case) -> Tensor:
     """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places).
 
     After that attention only what the head reads has a gradient, so this is the last place where every
-    patch still has one. Channels are weighted by their mean gradient over the placed tokens. Values below
-    zero speak against the target; a map leaves them out, which is Grad-CAM's ReLU.
+    patch still has one. Without attention it is the original's: the cells of the last feature map.
+    Channels are weighted by their mean gradient over the placed tokens. Values below zero speak against
+    the target; a map leaves them out, which is Grad-CAM's ReLU.
     """
     entered: list[Tensor] = []
     modules, here = [m for m in case.model.modules() if isinstance(m, MultiHeadAttention)], get_ident()
@@ -109,7 +111,13 @@ def grad_cam(case: Case) -> Tensor:
         if get_ident() == here:  # other threads may be running the model too
             entered[:] = inputs[:1]
 
+    def keep_tokens(_: object, inputs: object, output: Output) -> None:
+        if get_ident() == here:
+            entered[:] = [output.tokens]
+
     handles = [m.register_forward_pre_hook(keep) for m in modules]
+    if not modules:
+        handles = [case.model.register_forward_hook(keep_tokens)]
     try:
         x = case.x.detach().clone().requires_grad_()
         with torch.enable_grad():

@@ -62,6 +62,8 @@ def class_excitement(model: nn.Module, classes: tuple[str, ...], name: str) -> E
 def head_excitement(model: nn.Module, layer: int, head: int) -> Excitement:
     """The norm of what one head hands on, averaged over tokens."""
     attentions = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    if not attentions:
+        raise ConfigError(f"{type(model).__name__} has no attention heads to excite", do="excite a class")
     attention = attentions[_number("layer", layer, len(attentions))]
     head = _number("head", head, attention.heads)
     part = attention.inner // attention.heads

@@ -1,10 +1,18 @@
 """The networks: each takes tensors, returns a small named output, and can say where its tokens live."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.geometry import TokenMap
+
+
+class Output(NamedTuple):
+    """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), what these are made of."""
+
+    logits: Tensor
+    features: Tensor
+    tokens: Tensor
 
 
 class Network(nn.Module):
@@ -13,6 +21,11 @@ class Network(nn.Module):
     `forward(x, lean=True)` computes what the logits need and no more; the output's `tokens` are then only
     those the head reads.
     """
+
+    REPEATED: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """The kinds of block it is a stack of: compiled one by one, their matrices moved by Muon."""
+    PLACED: ClassVar[bool] = False
+    """Whether the tokens of its output stand where the token map says."""
 
     config: Any
     """Its frozen dataclass of settings."""
@@ -28,6 +41,10 @@ class Network(nn.Module):
         for name in self.frozen:
             self.get_submodule(name).eval()
         return self
+
+    def repeated(self) -> list[nn.Module]:
+        """Its blocks, in order."""
+        return [module for module in self.modules() if isinstance(module, self.REPEATED)]
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Where the tokens of every layer live on an input of this size (the configured one, if not said)."""

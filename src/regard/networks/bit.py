@@ -1,20 +1,25 @@
-"""The ResNet that the hybrid Vision Transformer stands on, with BiT's two changes.
+"""BiT's two changes to the ResNet, its block, and the ResNet that the hybrid Vision Transformer stands on.
 
 Kolesnikov et al., "Big Transfer" (2020), section 3: GroupNorm in place of BatchNorm, and convolutions
-whose weights are standardised (Qiao et al., 2019). As in ViT's hybrids (section 3.1 and appendix B.1),
-activations follow the norms, the fourth stage's blocks have moved into the third, and padding is
-TensorFlow's "same". The two eps (1e-8 for weights, 1e-5 for groups) are timm's.
+whose weights are standardised (Qiao et al., 2019). In BiT itself norms and activations come before the
+convolutions; in ViT's hybrids (section 3.1 and appendix B.1) they follow, the fourth stage's blocks have
+moved into the third, and padding is TensorFlow's "same". The two eps (1e-8 for weights, 1e-5 for groups)
+are timm's.
 """
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
+from regard.nn import DropPath
 
 GROUPS = 32
+group_norm = partial(nn.GroupNorm, GROUPS)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
@@ -24,31 +29,47 @@ def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution whose filters have mean 0 and variance 1 before they are used; no bias."""
+    """A convolution whose filters have mean 0 and variance 1 before they are used; no bias.
 
-    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, eps: float = 1e-8):
-        super().__init__(before, after, kernel, stride=stride, bias=False)
-        self.eps = eps
+    Padding is TensorFlow's, or as much on every side (`same=False`).
+    """
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, *, eps: float = 1e-8, same: bool = True):
+        super().__init__(before, after, kernel, stride=stride, padding=0 if same else kernel // 2, bias=False)
+        self.eps, self.same = eps, same
 
     def forward(self, input: Tensor) -> Tensor:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
         weight = (self.weight - mean) * torch.rsqrt(variance + self.eps)
-        x = pad_same(input, self.kernel_size[0], self.stride[0])
-        return F.conv2d(x, weight, stride=self.stride)
+        x = pad_same(input, self.kernel_size[0], self.stride[0]) if self.same else input
+        return F.conv2d(x, weight, stride=self.stride, padding=self.padding)
+
+
+even_conv = partial(StandardisedConv, same=False)
 
 
 class Bottleneck(nn.Module):
     """1 × 1 down to a quarter, 3 × 3 with the stride, 1 × 1 up again, added to the input or its projection."""
 
-    def __init__(self, before: int, after: int, stride: int):
+    def __init__(
+        self,
+        before: int,
+        after: int,
+        stride: int,
+        drop_path: float = 0.0,
+        *,
+        conv: Callable[..., nn.Module] = StandardisedConv,
+        norm: Callable[[int], nn.Module] = group_norm,
+    ):
         super().__init__()
         inner = after // 4
-        self.conv1, self.norm1 = StandardisedConv(before, inner, 1), nn.GroupNorm(GROUPS, inner)
-        self.conv2, self.norm2 = StandardisedConv(inner, inner, 3, stride), nn.GroupNorm(GROUPS, inner)
-        self.conv3, self.norm3 = StandardisedConv(inner, after, 1), nn.GroupNorm(GROUPS, after)
+        self.conv1, self.norm1 = conv(before, inner, 1), norm(inner)
+        self.conv2, self.norm2 = conv(inner, inner, 3, stride), norm(inner)
+        self.conv3, self.norm3 = conv(inner, after, 1), norm(after)
         changed = before != after or stride > 1
-        self.shortcut = StandardisedConv(before, after, 1, stride) if changed else None
-        self.shortcut_norm = nn.GroupNorm(GROUPS, after) if changed else None
+        self.shortcut = conv(before, after, 1, stride) if changed else None
+        self.shortcut_norm = norm(after) if changed else None
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -56,7 +77,31 @@ class Bottleneck(nn.Module):
         y = self.norm3(self.conv3(y))
         if self.shortcut is not None and self.shortcut_norm is not None:
             x = self.shortcut_norm(self.shortcut(x))
-        return F.relu(x + y)
+        return F.relu(x + self.drop_path(y))
+
+
+class PreActivation(nn.Module):
+    """BiT's bottleneck: norm and activation before each convolution (He et al., "Identity Mappings", 2016).
+
+    A stage's first block projects its input once that is normalised; the others add it as it came.
+    """
+
+    def __init__(self, before: int, after: int, stride: int, drop_path: float = 0.0, *, first: bool):
+        super().__init__()
+        inner = after // 4
+        self.norm1, self.conv1 = group_norm(before), even_conv(before, inner, 1)
+        self.norm2, self.conv2 = group_norm(inner), even_conv(inner, inner, 3, stride)
+        self.norm3, self.conv3 = group_norm(inner), even_conv(inner, after, 1)
+        self.shortcut = even_conv(before, after, 1, stride) if first else None
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(x))
+        if self.shortcut is not None:
+            x = self.shortcut(y)
+        y = self.conv2(F.relu(self.norm2(self.conv1(y))))
+        y = self.conv3(F.relu(self.norm3(y)))
+        return x + self.drop_path(y)
 
 
 class HybridStem(nn.Module):

@@ -5,11 +5,12 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 Departures from the paper: patches are padded where the size does not divide; positions may be axial,
 sinusoidal or absent; register tokens (Darcet et al., 2024) may follow the class token, without a
 position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
-may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture").
+may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture");
+the norms of a block may stand after its branches, the last norm staying where it is.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.config import ViTConfig, change
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
-from regard.networks import Network
+from regard.networks import Network, Output
 from regard.networks.bit import HybridStem
 from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed, recording
 
@@ -59,17 +60,6 @@ VARIANTS = {
 STEMS = {"patch": PatchEmbed, "conv": ConvStem, "r50": HybridStem}
 
 
-class ViTOutput(NamedTuple):
-    """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), normalised.
-
-    Of a lean pass of a model with a class token, `tokens` holds that one alone.
-    """
-
-    logits: Tensor
-    features: Tensor
-    tokens: Tensor
-
-
 class ViT(Network):
     """Patches in, class scores out.
 
@@ -77,6 +67,9 @@ class ViT(Network):
     >>> model(torch.rand(2, 3, 32, 48)).logits.shape
     torch.Size([2, 5])
     """
+
+    REPEATED = (EncoderBlock,)
+    PLACED = True
 
     config: ViTConfig
 
@@ -97,6 +90,7 @@ class ViT(Network):
                 width,
                 config.heads,
                 config.mlp,
+                norm=config.norm,
                 dropout=config.dropout,
                 drop_path=config.drop_path * layer / max(config.depth - 1, 1),
                 layer_scale=config.layer_scale,
@@ -135,10 +129,11 @@ class ViT(Network):
         self.config = replace(self.config, classes=classes, head="linear")
         self.head = self._make_head(classes, "linear").to(self.norm.weight.device)
 
-    def forward(self, x: Tensor, *, lean: bool = False) -> ViTOutput:
+    def forward(self, x: Tensor, *, lean: bool = False) -> Output:
         """x (B, channels, *size): any size, its positions resampled if it is not the configured one.
 
-        `lean` sends only the class token through the last block (all, while a tape records).
+        Tokens come normalised. `lean` sends only the class token through the last block (all, while a tape
+        records), and `tokens` then holds that one alone.
         """
         if x.ndim != 2 + len(self.config.patch) or x.shape[1] != self.config.channels:
             raise ConfigError(
@@ -158,7 +153,7 @@ class ViT(Network):
             features = tokens[:, 0]  # equation 4
         else:
             features = tokens[:, self.config.registers :].mean(dim=1)
-        return ViTOutput(self.head(features), features, tokens)
+        return Output(self.head(features), features, tokens)
 
     def embed(self, x: Tensor) -> Tensor:
         """Equation 1: z₀ = [x_class; x₁E; …; x_N E] + E_pos."""

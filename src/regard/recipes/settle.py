@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from dataclasses import fields
 from typing import Any
 
-from regard.config import Origin, RunConfig, change, to_dict
+from regard.config import CONFIGS, MODEL_FIELDS, Origin, RunConfig, change, to_dict
 from regard.data import CROPS, Scan
 from regard.errors import ConfigError, RunError
 from regard.recipes import find
@@ -21,7 +22,10 @@ def check_settings(settings: dict[str, Any]) -> None:
     """Refuse what can be seen to be wrong before any data is read."""
     config = change(RunConfig(), settings, "settings")
     find(config.recipe or "default")
-    find_model(config.model)
+    if "model" in settings:
+        _check_family(config.model, settings)
+    if settings.get("steps") is not None and settings.get("epochs") is not None:
+        raise ConfigError("both steps and epochs are given", do="give one of them")
     pick_device(config.device)
     _check(config)
     if config.weights and not (file := find_file(config.weights)).is_file():
@@ -48,12 +52,41 @@ def settle(
     config = change(recipe, shape | settings | {"recipe": named}, "settings")
     origins |= dict.fromkeys(shape, "weights")
     origins |= dict.fromkeys(settings, "flag")
+    _check_family(config.model, settings)
+    for name in _foreign_to(config.model, recipe):
+        if name not in settings:
+            config = change(config, {name: None})
+            origins[name] = "default"
     for name, value in _from_data(config, scan).items():
         if getattr(config, name) in (None, "auto"):
             config = change(config, {name: value})
             origins[name] = "auto"
     _check(config)
     return config, origins
+
+
+def _own_fields(model: str) -> list[str]:
+    """The settings that are fields of this model's config."""
+    own = {f.name for f in fields(CONFIGS[find_model(model).family])}
+    return [name for name in MODEL_FIELDS if name in own]
+
+
+def _check_family(model: str, settings: dict[str, Any]) -> None:
+    """Refuse the user's settings that the model has no field for."""
+    own = _own_fields(model)
+    for name in MODEL_FIELDS:
+        if settings.get(name) is not None and name not in own:
+            raise ConfigError(f"{model} has no {name}", do=f"of its shape these can be set: {', '.join(own)}")
+    if settings.get("checkpointing") and find_model(model).family != "vit":
+        raise ConfigError(f"{model} cannot recompute its activations", do="leave --checkpointing to transformers")
+
+
+def _foreign_to(model: str, recipe: RunConfig) -> list[str]:
+    """A recipe's settings that make no sense for this model: the shape of its own, where that is of another family."""
+    if find_model(model).family == find_model(recipe.model).family:
+        return []
+    shared = [name for name in ("size", "channels", "dropout", "drop_path") if name in _own_fields(model)]
+    return [name for name in MODEL_FIELDS if getattr(recipe, name) is not None and name not in shared]
 
 
 def _fitting_recipe(scan: Scan) -> str:
@@ -120,7 +153,7 @@ def _free_folder(wish: str) -> str:
     return path
 
 
-_AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1, "lora": 1, "timeout": 1} | dict.fromkeys(
+_AT_LEAST = dict.fromkeys(("epochs", "batch", "accumulate", "steps", "images", "lora", "timeout"), 1) | dict.fromkeys(
     (
         "lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers",
         "keep",

@@ -10,27 +10,29 @@ import numpy as np
 from regard.drawing import canvas, style
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe & Ito (2008)
-_INK = "#123457"  # stands for the page's text colour, whatever that is
+INK = "#123457"  # stands for the page's text colour, whatever that is
 
 
-def _dress(ax: Any, x: str, y: str) -> None:
+def dress(ax: Any, x: str, y: str) -> None:
+    """Axes with names, in the page's colour of text."""
     ax.set_facecolor("none")
-    ax.set_xlabel(x, color=_INK)
-    ax.set_ylabel(y, color=_INK)
-    ax.tick_params(colors=_INK)
+    ax.set_xlabel(x, color=INK)
+    ax.set_ylabel(y, color=INK)
+    ax.tick_params(colors=INK)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(_INK)
+    ax.spines[["left", "bottom"]].set_color(INK)
     ax.grid(color=GREY, alpha=0.25, linewidth=0.6)
 
 
-def _svg(figure: Any) -> str:
+def to_svg(figure: Any) -> str:
+    """The figure as SVG that takes the colour of the text around it."""
     import matplotlib
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return svg[svg.index("<svg") :].replace(INK, "currentColor")
 
 
 @style()
@@ -44,17 +46,17 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     left.plot(epochs, [float(row["val_loss"]) for row in rows], dot + "-", color=ORANGE)
     for row, (name, colour) in enumerate((("train (augmented, smoothed)", BLUE), ("validation", ORANGE))):
         left.text(0.97, 0.95 - 0.09 * row, name, transform=left.transAxes, ha="right", va="top", color=colour)
-    _dress(left, "epoch", "loss (nats)")
+    dress(left, "epoch", "loss (nats)")
     left.set_ylim(bottom=0)
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
-    _dress(right, "epoch", "validation accuracy (%)")
+    dress(right, "epoch", "validation accuracy (%)")
     if best_epoch:
         y = accuracy[epochs.index(best_epoch)]
         right.plot([best_epoch], [y], "o", color=GREEN)
         label = f"kept: epoch {best_epoch}, {y:.2f} %"
         right.text(0.97, 0.05, label, transform=right.transAxes, ha="right", va="bottom", color=GREEN)
-    return _svg(figure)
+    return to_svg(figure)
 
 
 @style()
@@ -78,12 +80,12 @@ def confusion(counts: np.ndarray, classes: list[str]) -> str:
                     dark = share[row, column] < 0.55
                     ax.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=8,
                             color="white" if dark else "black")  # fmt: skip
-    _dress(ax, "predicted", "true")
+    dress(ax, "predicted", "true")
     ax.grid(False)
     bar = figure.colorbar(painted, ax=ax, shrink=0.8)
-    bar.set_label("share of the true class", color=_INK)
-    bar.ax.tick_params(colors=_INK)
-    return _svg(figure)
+    bar.set_label("share of the true class", color=INK)
+    bar.ax.tick_params(colors=INK)
+    return to_svg(figure)
 
 
 @style()
@@ -96,9 +98,9 @@ def reliability(rows: np.ndarray) -> str:
     ax.scatter(rows[:, 0], rows[:, 1], s=size, color=BLUE, alpha=0.85, linewidths=0)
     ax.set_xlim(0, 1.03)
     ax.set_ylim(0, 1.03)
-    _dress(ax, "mean confidence in bin", "accuracy in bin")
+    dress(ax, "mean confidence in bin", "accuracy in bin")
     ax.text(0.04, 0.96, "dot area: samples", fontsize=8, color=GREY, va="top")
-    return _svg(figure)
+    return to_svg(figure)
 
 
 @style()
@@ -115,8 +117,8 @@ def recalls(per_class: dict[str, Any]) -> str:
         ax.plot([100 * recall["value"]], [row], "o", color=BLUE, markersize=5)
     ax.set_yticks(range(len(names)), [_short(name) for name in names])
     ax.invert_yaxis()
-    _dress(ax, "recall (%), 95 % interval", "class")
-    return _svg(figure)
+    dress(ax, "recall (%), 95 % interval", "class")
+    return to_svg(figure)
 
 
 @style()
@@ -140,8 +142,8 @@ def shots(rows: list[dict[str, Any]]) -> str:
     ax.set_xscale("log")
     ax.set_xticks(at, [str(count) for count in at])
     ax.minorticks_off()
-    _dress(ax, "training images a class", "accuracy (%), 95 % interval")
-    return _svg(figure)
+    dress(ax, "training images a class", "accuracy (%), 95 % interval")
+    return to_svg(figure)
 
 
 def _short(name: str) -> str:

@@ -28,6 +28,13 @@ NAMES = {
     "log_loss": ("Log loss", "mean −log p of the true class, in nats; lower is better"),
     "brier": ("Brier score", "mean squared distance to the truth, 0 to 2; lower is better"),
 }
+METHODS = {
+    "rollout": "<em>Rollout</em> follows attention from the output to the input (the ViT paper’s Figure 6): where the "
+    "network looked.",
+    "integrated_gradients": "<em>Integrated gradients</em> share out the score among the pixels: what decided.",
+    "grad_cam": "<em>Grad-CAM</em> weighs the last feature map by what raised the score: where the network looked.",
+    "occlusion": "<em>Occlusion</em> covers one place after another and sees the score fall: what was needed.",
+}
 SHARES = {"accuracy", "top5_accuracy", "balanced_accuracy"}
 
 
@@ -155,9 +162,8 @@ def _explanations(run: Run) -> str:
     gains = {item["method"]: [maps[n]["scores"]["gain"] for maps in images] for n, item in enumerate(images[0])}
     means = ", ".join(f"{np.mean(values):+.2f} ({escape(name)})" for name, values in gains.items())
     return (
-        "<h2>Why it decided so</h2><p><em>Rollout</em> follows attention from the output to the input (the ViT paper’s "
-        "Figure 6): where the network looked. <em>Integrated gradients</em> share out the score among the pixels: what "
-        "decided. Every map is tested: <em>deletion</em> removes the places it calls important and should make the "
+        f"<h2>Why it decided so</h2><p>{' '.join(METHODS[name] for name in gains if name in METHODS)} "
+        "Every map is tested: <em>deletion</em> removes the places it calls important and should make the "
         "probability fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
         "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
         f"where it must be another. Over these images insertion exceeds deletion by {means}.</p>"

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from regard.config import RunConfig
 from regard.console import Progress
 from regard.data import Augmenter, Batch, Loader
-from regard.errors import RunError
+from regard.errors import DivergedError
+from regard.networks import Network
 from regard.tasks import Task
 from regard.training.distributed import ALONE, World, watched
 from regard.training.optim import Average, learning_rate
@@ -25,6 +26,7 @@ from regard.training.step import Part, Step, mixed
 from regard.training.stopping import Halt, Stop
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
+LOOKS = 100  # validations of a run by steps, at most: a small set's epochs are short, its validation set may not be
 SAVE_EVERY = 30.0  # seconds: an epoch may take one, and writing weights to disk as long
 SAVE_SHARE = 0.05  # of the time, at most, goes into saving
 LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
@@ -66,7 +68,7 @@ class Training:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Network,
         task: Task,
         loader: Loader,
         augment: Augmenter,
@@ -83,7 +85,7 @@ class Training:
         self.average = Average(model, config.ema) if config.ema else None
         self.history, self.stop = History(), Stop(progress.quiet)
         self.total = torch.zeros((), device=device)
-        self.steps = math.ceil(len(loader) / config.accumulate) * config.epochs
+        self.steps = config.steps or math.ceil(len(loader) / config.accumulate) * config.epochs
         self.fresh: dict[str, dict[str, Tensor]] = {}
         self.saved, self.saving, self.began = time.monotonic(), 0.0, time.monotonic()
         self.unseen: list[tuple[Tensor, list[int]]] = []
@@ -104,7 +106,10 @@ class Training:
             try:
                 while history.epoch <= self.config.epochs:
                     self._learn(tick)
-                    self._judge()
+                    if self._due_to_judge():
+                        self._judge()
+                    history.epoch, history.samples = history.epoch + 1, 0
+                    self.total.zero_()
                 self._save()
             except Halt:
                 self._save()
@@ -121,7 +126,7 @@ class Training:
         config, history, size = self.config, self.history, len(self.loader.order.index)
         self.model.train()
         batches = self._batches()
-        while group := list(itertools.islice(batches, config.accumulate)):
+        while history.updates < self.steps and (group := list(itertools.islice(batches, config.accumulate))):
             torch.manual_seed((config.seed << 32) + history.updates + (self.world.rank << 24))
             self.step.set_rate(learning_rate(history.updates, self.steps, config.lr, config.warmup))
             loss, bad = self.step.whole([part for part, _ in group])
@@ -131,7 +136,7 @@ class Training:
             history.updates += 1
             history.samples = min(size, history.samples + config.batch * len(group))
             self.unseen.append((bad.clone(), [n for _, numbers in group for n in numbers]))
-            if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.samples == size:
+            if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.updates == self.steps:
                 self._look()
             tick(history.updates, _note(history))
             self._pause()
@@ -176,15 +181,20 @@ class Training:
             self.history.skipped += 1
             self.shelf.trouble(self.history, numbers, "loss or gradient not finite")
             if self.config.nonfinite == "stop":
-                raise RunError(
+                raise DivergedError(
                     f"loss or gradient is not a number in epoch {self.history.epoch}; that step was not made, and "
                     f"trouble.json in the run folder names its images",
                     do="look at these images; lower --lr, keep --clip on, or train in fp32; "
                     "`regard resume RUN --nonfinite skip` leaves such steps out",
                 )
 
+    def _due_to_judge(self) -> bool:
+        """Every epoch; of a run by steps, whose epochs may be short, some."""
+        done = self.history.updates == self.steps
+        return done or not self.config.steps or self.history.epoch % max(1, self.config.epochs // LOOKS) == 0
+
     def _judge(self) -> None:
-        """Validate at the end of an epoch, and begin the next."""
+        """Validate at the end of an epoch."""
         history = self.history
         self._swap()
         try:
@@ -193,7 +203,7 @@ class Training:
         except BaseException:
             self._swap()
             raise
-        loss = self.world.sums([float(self.total)])[0] / len(self.loader)
+        loss = self.world.sums([float(self.total)])[0] / -(-history.samples // self.config.batch)
         history.seconds = time.monotonic() - self.began
         rate = learning_rate(history.updates - 1, self.steps, self.config.lr, self.config.warmup)
         row = {
@@ -206,7 +216,7 @@ class Training:
         }
         if not math.isfinite(loss + figures["loss"]):
             self._swap()
-            raise RunError(
+            raise DivergedError(
                 f"the loss is not a number in epoch {history.epoch}; the weights kept are those from before",
                 do="lower --lr, keep --clip on, or train in fp32",
             )
@@ -218,8 +228,6 @@ class Training:
         weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         self.fresh |= dict.fromkeys(names, weights)
         self._swap()
-        history.epoch, history.samples = history.epoch + 1, 0
-        self.total.zero_()
 
     def _swap(self) -> None:
         if self.average:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.nn import EncoderBlock
+from regard.networks import Network
 from regard.training.adapt import layer_numbers
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
@@ -18,14 +18,14 @@ _UNDECAYED = ("class_token", "registers", "positions")
 
 
 def make_optimizers(
-    model: nn.Module, kind: str, lr: float, weight_decay: float, layer_decay: float = 1.0
+    model: Network, kind: str, lr: float, weight_decay: float, layer_decay: float = 1.0
 ) -> list[torch.optim.Optimizer]:
     """AdamW or SGD for everything; or Muon for the blocks' matrices and AdamW for the rest. One rate serves all.
 
     Every parameter that trains is in one group, and every group says by which `factor` its rate differs.
     """
-    blocks = [m for m in model.modules() if isinstance(m, EncoderBlock)] if kind == "muon" else []
-    hidden = {p for block in blocks for p in block.parameters() if p.ndim == 2}
+    blocks = model.repeated() if kind == "muon" else []
+    hidden = {p for block in blocks for p in block.parameters() if p.ndim > 1}
     depths = layer_numbers(model) if layer_decay != 1 else {}
     last = max(depths.values(), default=0)
     groups: dict[tuple[int, str], list[nn.Parameter]] = {}
@@ -58,7 +58,8 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (Jordan et al., 2024), for matrices; scaled to AdamW's size of step
     (Liu et al., "Muon is scalable", 2025), so that AdamW's rate and decay serve.
 
-    Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting.
+    Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting. The
+    kernels of a convolution are the rows of one matrix.
     """
 
     def __init__(
@@ -86,9 +87,9 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * keep)
             for shape in {p.shape for p in params}:
                 same = [n for n, p in enumerate(params) if p.shape == shape]
-                moves = orthogonalised(torch.stack([ahead[n] for n in same]))
-                moves = moves.to(params[0].dtype) * (-0.2 * max(shape) ** 0.5 * group["lr"] * keep)
-                torch._foreach_add_([params[n] for n in same], list(moves.unbind()))
+                moves = orthogonalised(torch.stack([ahead[n].flatten(1) for n in same]))
+                moves = moves.to(params[0].dtype) * (-0.2 * max(moves.shape[1:]) ** 0.5 * group["lr"] * keep)
+                torch._foreach_add_([params[n] for n in same], [move.view(shape) for move in moves])
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.config import RunConfig
 from regard.errors import RunError
-from regard.nn import EncoderBlock
+from regard.networks import Network
 from regard.tasks import Task
 from regard.training.distributed import ALONE, World, spread, unsynced, whole
 from regard.training.optim import make_optimizers
@@ -33,7 +33,7 @@ class Step:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Network,
         task: Task,
         config: RunConfig,
         device: torch.device,
@@ -53,9 +53,8 @@ class Step:
                 group["lr"], group["capturable"] = torch.tensor(config.lr, device=device), True
         if config.compile:
             # Block by block: all blocks share one graph, so compiling takes seconds, not minutes.
-            for module in model.modules():
-                if isinstance(module, EncoderBlock):
-                    module.compile(dynamic=False)
+            for block in model.repeated():
+                block.compile(dynamic=False)
         self.spread = spread(model, world, device)
 
     def groups(self) -> list[dict[str, Any]]:

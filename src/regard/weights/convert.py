@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.config import ViTConfig, make
+from regard import registry
+from regard.config import CONFIGS, ModelConfig, ResNetConfig, ViTConfig, make
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.geometry import grid_of
 from regard.nn.patches import GridPositions
@@ -19,6 +20,7 @@ from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.load import open_weights
 from regard.weights.names import DINOV2, FORMATS, HF, HF_DINOV2, NAMES, TIMM, Format
 from regard.weights.notes import LoadReport
+from regard.weights.resnet import resnet_names
 
 ENDINGS = {"regard": ".safetensors", "timm": ".safetensors", "torchvision": ".safetensors", "dinov2": ".safetensors",
            "google": ".npz", "hf": ""}  # fmt: skip
@@ -57,7 +59,11 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
     if to == "regard":
         save_checkpoint(out, checkpoint)
         return [f"{len(checkpoint.weights)} tensors"]
-    config = make(ViTConfig, checkpoint.config, checkpoint.model)
+    config = make(CONFIGS[registry.find(checkpoint.model).family], checkpoint.config, checkpoint.model)
+    if isinstance(config, ResNetConfig):
+        return _write_resnet(checkpoint, config, out, to)
+    if not isinstance(config, ViTConfig):
+        raise ConfigError(f"{to} weights have no words for a fully connected network", do="keep it as regard")
     target = _choose(config, to)
     tensors, notes = write_names(checkpoint.weights, config, target)
     if to == "google":
@@ -69,13 +75,25 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
 
         write_aside(out, save)
     elif to == "hf":
-        _write_folder(out, tensors, checkpoint, config, target)
+        _write_folder(out, tensors, _folder_settings(checkpoint, config, target), _processor(checkpoint, config))
     else:
-        about = {"settings": _about(checkpoint, config), "preprocessor": _processor(checkpoint, config)}
-        _save(tensors, out, {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()})
+        _save(tensors, out, _header(_about(checkpoint, config), checkpoint, config))
         notes.append(f"heads ({config.heads}), classes and normalisation are in the file's header, for Regard to read")
     if to == "google":
         notes.append("the file cannot say the classes' names and how images are normalised")
+    return [f"{len(tensors)} tensors", *notes]
+
+
+def _write_resnet(checkpoint: Checkpoint, config: ResNetConfig, out: Path, to: str) -> list[str]:
+    tensors, settings, notes = resnet_names(checkpoint.weights, config, to)
+    labels = dict(enumerate(checkpoint.classes))
+    settings |= {"id2label": labels, "label2id": {name: n for n, name in labels.items()}, "dtype": "float32"}
+    if to == "hf":
+        _write_folder(out, tensors, settings, _processor(checkpoint, config))
+    else:
+        about = {"id2label": labels, "image_size": list(config.size)}
+        _save(tensors, out, _header(about, checkpoint, config))
+        notes.append("classes, size and normalisation are in the file's header, for Regard to read")
     return [f"{len(tensors)} tensors", *notes]
 
 
@@ -150,6 +168,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
             raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these have: {others}, regard")
     if len(config.size) != 2:
         raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
+    if config.norm == "post":
+        raise _inexpressible("norm='post'", target, "no other format has; keep it as regard")
     if config.stem == "conv":
         raise _inexpressible("stem='conv'", target, "no other format has; keep it as regard")
     if config.pool == "mean" and target.needs_class:
@@ -190,7 +210,13 @@ def _about(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
     return {"num_attention_heads": config.heads, "layer_norm_eps": config.eps, "id2label": labels}
 
 
-def _processor(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
+def _header(settings: dict[str, Any], checkpoint: Checkpoint, config: ModelConfig) -> dict[str, str]:
+    """For a safetensors file: what Regard reads there of what others keep in files beside it."""
+    about = {"settings": settings, "preprocessor": _processor(checkpoint, config)}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
+
+
+def _processor(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Any]:
     """How images are prepared, in the words of its preprocessor_config.json."""
     return {
         "image_processor_type": "ViTImageProcessor",
@@ -204,10 +230,8 @@ def _processor(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _write_folder(
-    out: Path, tensors: dict[str, Tensor], checkpoint: Checkpoint, config: ViTConfig, target: Format
-) -> None:
-    """A folder for from_pretrained: versions 4 and 5 of transformers both read version 4's names."""
+def _folder_settings(checkpoint: Checkpoint, config: ViTConfig, target: Format) -> dict[str, Any]:
+    """A ViT in the words of transformers' config.json."""
     kind = "vit" if target is HF else "dinov2_with_registers" if config.registers else "dinov2"
     architecture = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
     settings: dict[str, Any] = _about(checkpoint, config) | {
@@ -230,8 +254,14 @@ def _write_folder(
     else:
         settings |= {"mlp_ratio": config.mlp // config.width, "use_swiglu_ffn": False}
         settings |= {"num_register_tokens": config.registers} if config.registers else {}
+    return settings
+
+
+def _write_folder(out: Path, tensors: dict[str, Tensor], settings: dict[str, Any], processor: dict[str, Any]) -> None:
+    """A folder for from_pretrained: versions 4 and 5 of transformers both read version 4's names."""
+    kind = settings["model_type"]
     prefixed = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
     _save(prefixed, out / "model.safetensors")
-    for name, value in (("config.json", settings), ("preprocessor_config.json", _processor(checkpoint, config))):
+    for name, value in (("config.json", settings), ("preprocessor_config.json", processor)):
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         write_aside(out / name, lambda aside, text=text: aside.write_text(text, encoding="utf-8"))

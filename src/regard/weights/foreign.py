@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config import ViTConfig, make
+from regard.config import ModelConfig, ViTConfig, make
 from regard.data import Preparation
 from regard.errors import RunError
 from regard.geometry import grid_of, per_axis
@@ -20,22 +20,23 @@ from regard.networks.vit import SIZES, configure
 from regard.weights.files import Opened
 from regard.weights.names import FORMATS, HF, HF_DINOV2, IMAGENET, NAMES, Format, detect
 from regard.weights.notes import Notes, shortened, unlike
+from regard.weights.resnet import COUNTS, RESNET_FORMATS, read_resnet
 
 
 def recognise(opened: Opened) -> Format:
     """The format of a file's names; an error says how it differs from the nearest."""
-    found = detect(opened.tensors)
+    found = detect(opened.tensors) or detect(opened.tensors, RESNET_FORMATS)
     if found is not None:
         return found
-    if "patches.project.weight" in opened.tensors:
+    if {"patches.project.weight", "root.weight", "layers.0.linear.weight"} & set(opened.tensors):
         what = "the file holds Regard's own tensors without what says which model they are of"
         raise RunError(what, where=opened.path, do="write it by regard.save(model, path)")
-    nearest = min(FORMATS, key=lambda candidate: len(candidate.read(opened.tensors)[1]))
+    nearest = min((*FORMATS, *RESNET_FORMATS), key=lambda candidate: len(candidate.read(opened.tensors)[1]))
     spelt = {nearest.respell(name) for name in opened.tensors}
     differ = [f"{name}: not in the file" for name in nearest.sign if name not in spelt]
     differ += [f"{name}: not in the model" for name in nearest.read(opened.tensors)[1]]
     raise RunError(
-        "the file holds no Vision Transformer that is known here; "
+        "the file holds no Vision Transformer or ResNet that is known here; "
         f"from the nearest, {nearest.name}'s, it differs in\n    " + "\n    ".join(shortened(differ)),
         where=opened.path,
         do=f"formats tried: {', '.join(NAMES)}",
@@ -44,9 +45,15 @@ def recognise(opened: Opened) -> Format:
 
 def read_foreign(
     opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
-) -> tuple[dict[str, Tensor], ViTConfig]:
+) -> tuple[dict[str, Tensor], ModelConfig]:
     """Our state dict and the config it fits, from another's tensors."""
-    require_floats({key: tensor for key, tensor in opened.tensors.items() if found.knows(key)}, opened.path)
+    known = {key: t for key, t in opened.tensors.items() if found.knows(key) and not key.endswith(COUNTS)}
+    require_floats(known, opened.path)
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
+    if dtypes - {"float32"}:
+        notes.changed.append(f"{', '.join(sorted(dtypes))} in the file is float32 in the model")
+    if found in RESNET_FORMATS:
+        return read_resnet(opened, found, fields.get("size"), notes)
     state, unknown = found.read(opened.tensors)
     spare = [key for key in unknown if re.fullmatch(found.spare, found.respell(key))]
     differ = [f"{found.called(key)}: not in the file" for key in _needed(state) if key not in state]
@@ -54,9 +61,6 @@ def read_foreign(
     if differ:
         raise unlike(differ, opened.path)
     _require_axes(state, found, opened.path)
-    dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
-    if dtypes - {"float32"}:
-        notes.changed.append(f"{', '.join(sorted(dtypes))} in the file is float32 in the model")
     for key in spare:
         notes.leave(key, opened.tensors[key])
     if "distilled" in state:  # the second token differs from a register only in having a position
@@ -250,7 +254,7 @@ def _numbers(value: Any, count: int) -> bool:
     )
 
 
-def preparation_for(opened: Opened, found: Format, config: ViTConfig, notes: Notes) -> Preparation:
+def preparation_for(opened: Opened, found: Format, config: ModelConfig, notes: Notes) -> Preparation:
     """How its images are normalised: as the files beside it say, else as usual for the format."""
     beside = opened.preprocessor or _timm_settings(opened)
     said: list[Any] = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.config import ViTConfig
+from regard.config import ModelConfig, ViTConfig
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     """The same numbers in another shape: theirs to ours, and back."""
 
     read: Callable[[Tensor], Tensor]
-    write: Callable[[Tensor, ViTConfig], Tensor]
+    write: Callable[[Tensor, Any], Tensor]
 
 
 SAME = Shape(lambda t: t, lambda t, _: t)
@@ -70,7 +70,7 @@ def _flax_norm(ours: str, theirs: str) -> tuple[Row, Row]:
 
 @dataclass(frozen=True)
 class Format:
-    """How one library names and shapes a Vision Transformer."""
+    """How one library names and shapes a model; what is said of tokens is for Vision Transformers."""
 
     name: str
     rows: tuple[Row, ...]
@@ -132,7 +132,7 @@ class Format:
                 unknown += [f"{ours} ({', '.join(f'{part} {tuple(held[part].shape)}' for part in held)})"]
         return state, unknown
 
-    def write(self, state: Mapping[str, Tensor], config: ViTConfig) -> tuple[dict[str, Tensor], list[str]]:
+    def write(self, state: Mapping[str, Tensor], config: ModelConfig) -> tuple[dict[str, Tensor], list[str]]:
         """Their names and shapes, and those of our names they have no word for."""
         tensors: dict[str, Tensor] = {}
         unknown: list[str] = []
@@ -143,7 +143,8 @@ class Format:
                 continue
             row, theirs, _ = found
             names = _parts(theirs) or ("",)
-            for part, value in zip(names, tensor.chunk(len(names)), strict=True):
+            values = tensor.chunk(len(names)) if len(names) > 1 else (tensor,)
+            for part, value in zip(names, values, strict=True):
                 name = re.sub(r"\[.*\]", part, theirs)
                 tensors[name] = row.shape.write(value, config).contiguous()
         return tensors, unknown
@@ -378,13 +379,13 @@ FORMATS = (GOOGLE, TORCHVISION, HF_DINOV2, HF, DINOV2, TIMM)
 NAMES = ("regard", "timm", "hf", "torchvision", "google", "dinov2")
 
 
-def detect(names: Mapping[str, object]) -> Format | None:
+def detect(names: Mapping[str, object], formats: tuple[Format, ...] = FORMATS) -> Format | None:
     """The format whose signs are all there.
 
     >>> detect({"conv_proj.weight": 0, "encoder.pos_embedding": 0, "encoder.ln.weight": 0}).name
     'torchvision'
     """
-    for candidate in FORMATS:
+    for candidate in formats:
         spelt = {candidate.respell(name) for name in names}
         if set(candidate.sign) <= spelt:
             return candidate

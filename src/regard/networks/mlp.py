@@ -1,0 +1,94 @@
+"""A fully connected network on flattened pixels: the baseline that knows nothing of where pixels are."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.config import MLPConfig, change
+from regard.errors import ConfigError
+from regard.geometry import TokenMap, grid_of, per_axis
+from regard.networks import Network, Output
+
+# name: (width, depth)
+VARIANTS = {"mlp_nano": (256, 3), "mlp": (1024, 3)}
+CELLS = 16
+"""Places along each axis that explanations are painted on, at most."""
+
+
+class Hidden(nn.Module):
+    """Linear, ReLU, dropout."""
+
+    def __init__(self, before: int, after: int, dropout: float):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(before, after), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(F.relu(self.linear(x)))
+
+
+class FullyConnected(Network):
+    """Pictures or volumes of one size in, class scores out.
+
+    Its one token is all it knows of the input. The token map only says what explanations change together:
+    pixels, or boxes of them where there are many.
+
+    >>> import torch
+    >>> model = FullyConnected(MLPConfig(size=(8, 8), channels=1, width=16, depth=2, classes=5))
+    >>> model(torch.rand(2, 1, 8, 8)).logits.shape, model.token_map().grid
+    (torch.Size([2, 5]), (8, 8))
+    """
+
+    REPEATED = (Hidden,)
+
+    config: MLPConfig
+
+    def __init__(self, config: MLPConfig):
+        super().__init__()
+        self.config = config
+        widths = [config.channels * math.prod(config.size), *[config.width] * config.depth]
+        self.layers = nn.Sequential(*(Hidden(widths[n], widths[n + 1], config.dropout) for n in range(config.depth)))
+        self.head = nn.Linear(config.width, config.classes)
+        self.reset_parameters()
+
+    def repeated(self) -> list[nn.Module]:
+        """The layers between hidden ones; the first is to its pixels what a patch projection is."""
+        return super().repeated()[1:]
+
+    def reset_parameters(self) -> None:
+        """He et al., "Delving deep into rectifiers" (2015), for the hidden layers; zeros for biases and the head."""
+        for module in self.layers.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor, *, lean: bool = False) -> Output:
+        """x (B, channels, *size), of the configured size alone; `lean` changes nothing."""
+        if tuple(x.shape[1:]) != (self.config.channels, *self.config.size):
+            raise ConfigError(
+                f"an input of shape {tuple(x.shape)} does not fit: a fully connected network is for "
+                f"{self.config.channels} channels of {self.config.size} and no other size"
+            )
+        features = self.layers(x.flatten(1))
+        return Output(self.head(features), features, features[:, None])
+
+    def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        size = size or self.config.size
+        cell = tuple(-(-side // CELLS) for side in size)
+        return TokenMap(grid_of(size, cell), cell, size)
+
+
+def configure(name: str, **changes: Any) -> MLPConfig:
+    """The config of the variant called `name`."""
+    width, depth = VARIANTS[name]
+    if "size" in changes:
+        axes = 2 if isinstance(changes["size"], int) else len(changes["size"])
+        changes["size"] = per_axis(changes["size"], axes, "size")
+    return change(MLPConfig(width=width, depth=depth), changes, where=name)
+
+
+def build(name: str, **changes: Any) -> FullyConnected:
+    return FullyConnected(configure(name, **changes))

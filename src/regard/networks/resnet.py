@@ -1,0 +1,170 @@
+"""Residual networks: the convolutional baseline that a Vision Transformer is measured against.
+
+He et al., "Deep Residual Learning" (2016), Table 1, and BiT's R50x1 (Kolesnikov et al., 2020).
+
+Departures from the paper: in a bottleneck the 3 × 3 convolution has the stride, not the first ("v1.5", as
+everybody's weights have it); pictures of up to 64 pixels may keep their resolution in the stem, as in the
+paper's own CIFAR networks (section 4.2); the head starts at zero, as ViT's and BiT's do; stochastic depth.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.config import ResNetConfig, change
+from regard.errors import ConfigError
+from regard.geometry import TokenMap, grid_of, per_axis
+from regard.networks import Network, Output
+from regard.networks.bit import Bottleneck, PreActivation, even_conv, group_norm
+from regard.nn import DropPath
+
+# name: (kind, width, blocks, input side). resnet_nano is the paper's CIFAR network with n = 2.
+VARIANTS = {
+    "resnet_nano": ("basic", 16, (2, 2, 2), 32),
+    "resnet18": ("basic", 64, (2, 2, 2, 2), 224),
+    "resnet34": ("basic", 64, (3, 4, 6, 3), 224),
+    "resnet50": ("bottleneck", 64, (3, 4, 6, 3), 224),
+    "resnet101": ("bottleneck", 64, (3, 4, 23, 3), 224),
+    "bit_r50x1": ("bit", 64, (3, 4, 6, 3), 224),
+}
+SMALL_SIDE = 64
+
+
+def plain_conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """BatchNorm that takes a last batch of one picture and one cell, which has no variance, as in evaluation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and input.shape[0] * input.shape[2] * input.shape[3] == 1:
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(input)
+
+
+class Basic(nn.Module):
+    """Two 3 × 3 convolutions, the first with the stride, added to the input or its projection."""
+
+    def __init__(self, before: int, after: int, stride: int, drop_path: float = 0.0):
+        super().__init__()
+        self.conv1, self.norm1 = plain_conv(before, after, 3, stride), BatchNorm(after)
+        self.conv2, self.norm2 = plain_conv(after, after, 3), BatchNorm(after)
+        changed = before != after or stride > 1
+        self.shortcut = plain_conv(before, after, 1, stride) if changed else None
+        self.shortcut_norm = BatchNorm(after) if changed else None
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        if self.shortcut is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut(x))
+        return F.relu(x + self.drop_path(y))
+
+
+def make_block(kind: str, before: int, after: int, stride: int, drop_path: float, first: bool) -> nn.Module:
+    """One block of the given kind; `first` of its stage."""
+    if kind == "basic":
+        return Basic(before, after, stride, drop_path)
+    if kind == "bottleneck":
+        return Bottleneck(before, after, stride, drop_path, conv=plain_conv, norm=BatchNorm)
+    return PreActivation(before, after, stride, drop_path, first=first)
+
+
+class ResNet(Network):
+    """Pictures in, class scores out. Its tokens are the cells of the last feature map, in raster order.
+
+    >>> import torch
+    >>> model = ResNet(ResNetConfig(size=(64, 48), width=8, blocks=(1, 1), kind="basic", classes=5))
+    >>> out = model(torch.rand(2, 3, 64, 48))
+    >>> out.logits.shape, out.tokens.shape, model.token_map().cell
+    (torch.Size([2, 5]), torch.Size([2, 48, 16]), (8, 8))
+    """
+
+    REPEATED = (Basic, Bottleneck, PreActivation)
+    PLACED = True
+
+    config: ResNetConfig
+
+    def __init__(self, config: ResNetConfig):
+        super().__init__()
+        if len(config.size) != 2:
+            raise ConfigError(f"a ResNet reads pictures, not inputs of {len(config.size)} axes")
+        if config.kind == "bit" and config.width % 32:
+            raise ConfigError(f"width={config.width} does not part into GroupNorm's groups", do="give a multiple of 32")
+        self.config = config
+        bit, small = config.kind == "bit", config.stem == "small"
+        conv = even_conv if bit else plain_conv
+        self.root = conv(config.channels, config.width, 3 if small else 7, 1 if small else 2)
+        self.root_norm = None if bit else BatchNorm(config.width)
+        self.stages, before, rates = nn.Sequential(), config.width, self._drop_rates()
+        for stage, count in enumerate(config.blocks):
+            after, units = config.features // 2 ** (len(config.blocks) - 1 - stage), nn.Sequential()
+            for number in range(count):
+                stride = 2 if stage and not number else 1
+                units.append(make_block(config.kind, before, after, stride, next(rates), first=not number))
+                before = after
+            self.stages.append(units)
+        self.norm = group_norm(config.features) if bit else None
+        self.head = nn.Linear(config.features, config.classes)
+        self.reset_parameters()
+
+    def _drop_rates(self) -> Iterator[float]:
+        """Stochastic depth rises linearly from 0 over the blocks."""
+        count = sum(self.config.blocks)
+        return iter([self.config.drop_path * n / max(count - 1, 1) for n in range(count)])
+
+    def reset_parameters(self) -> None:
+        """He et al., "Delving deep into rectifiers" (2015), for the convolutions; zeros for the head."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor, *, lean: bool = False) -> Output:
+        """x (B, channels, height, width), of any size. The logits need every token, so `lean` changes nothing."""
+        if x.ndim != 4 or x.shape[1] != self.config.channels:
+            raise ConfigError(
+                f"an input of shape {tuple(x.shape)} does not fit: "
+                f"(batch, {self.config.channels} channels, height, width) is expected"
+            )
+        cells = self.stages(self.embed(x))
+        if self.norm is not None:
+            cells = F.relu(self.norm(cells))
+        tokens = cells.flatten(2).transpose(1, 2)
+        features = tokens.mean(dim=1)
+        return Output(self.head(features), features, tokens)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The stem: a quarter of the resolution, or all of it."""
+        x = self.root(x)
+        if self.root_norm is not None:
+            x = F.relu(self.root_norm(x))
+        if self.config.stem == "small":
+            return x
+        if self.root_norm is None:  # BiT pads with zeros even where all is below them
+            return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, stride=2)
+        return F.max_pool2d(x, 3, stride=2, padding=1)
+
+    def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        size = size or self.config.size
+        cell = (2 ** (len(self.config.blocks) - 1) * (1 if self.config.stem == "small" else 4),) * 2
+        return TokenMap(grid_of(size, cell), cell, size)
+
+
+def configure(name: str, **changes: Any) -> ResNetConfig:
+    """The config of the variant called `name`; left open, the stem is chosen by the size."""
+    kind, width, blocks, side = VARIANTS[name]
+    if "size" in changes:
+        changes["size"] = per_axis(changes["size"], 2, "size")
+    stem = "small" if max(changes.get("size", (side,))) <= SMALL_SIDE else "large"
+    given = {"size": (side, side), "width": width, "blocks": blocks, "kind": kind, "stem": stem}
+    return change(ResNetConfig(), given | changes, where=name)
+
+
+def build(name: str, **changes: Any) -> ResNet:
+    return ResNet(configure(name, **changes))

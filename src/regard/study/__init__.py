@@ -1,0 +1,7 @@
+"""Comparisons that one run cannot make: the same recipe over models, amounts of data and seeds."""
+
+from regard.study.plan import Study, Trial, data_size, norm, positions
+from regard.study.result import Result
+from regard.study.run import run_study
+
+__all__ = ["Result", "Study", "Trial", "data_size", "norm", "positions", "run_study"]

@@ -1,0 +1,67 @@
+"""A study's one figure: accuracy against training images, or one row an arm where there is one size only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regard.drawing import canvas, style
+from regard.report.figures import dress, to_svg
+from regard.weights import write_aside, write_text
+
+if TYPE_CHECKING:
+    from regard.study.result import Result
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe & Ito (2008)
+DPI = 160
+
+
+@style()
+def draw(result: Result) -> None:
+    """Write study.svg, in the colours of the page it stands on, and study.png, on white."""
+    figure = canvas(6.4, 4.0, background="none")
+    ax = figure.subplots()
+    sizes = sorted({point.images for point in result.points})
+    (_curves if len(sizes) > 1 else _rows)(ax, result)
+    out = result.study.out
+    write_text(out / "study.svg", to_svg(figure))
+    write_aside(out / "study.png", lambda aside: figure.savefig(aside, format="png", dpi=DPI, facecolor="white"))
+
+
+def _curves(ax: Any, result: Result) -> None:
+    """A line an arm over a log axis, with a band of one deviation over seeds."""
+    sizes = sorted({point.images for point in result.points})
+    ends: list[tuple[float, str, str]] = []
+    for number, arm in enumerate(result.study.arms):
+        points, colour = [p for p in result.points if p.arm == arm], COLOURS[number % len(COLOURS)]
+        if not points:
+            continue
+        x, y = [p.images for p in points], [100 * p.mean for p in points]
+        spread = [100 * (p.deviation or 0.0) for p in points]
+        ax.plot(x, y, "o-", color=colour, markersize=4)
+        low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        ends.append((y[-1], arm, colour))
+    ax.set_xscale("log")
+    ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    ax.minorticks_off()
+    dress(ax, "training images (log scale)", "test accuracy (%)")
+    low, high = ax.get_ylim()
+    at = low - 1.0
+    for y, arm, colour in sorted(ends):  # names beside the ends of their lines, none on another
+        at = max(y, at + 0.055 * (high - low))
+        ax.annotate(arm, (sizes[-1], at), (7, 0), textcoords="offset points", color=colour, va="center")
+    if any(point.deviation is not None for point in result.points):
+        ax.set_title("band: one deviation over seeds", fontsize=8, color="#888888", loc="left")
+
+
+def _rows(ax: Any, result: Result) -> None:
+    """Each seed a small dot; the mean and one deviation beside it."""
+    points = {point.arm: point for point in result.points}
+    for number, (arm, point) in enumerate(points.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        seeds = [100 * row["accuracy"] for row in result.rows if row["arm"] == arm]
+        ax.plot(seeds, [number] * len(seeds), "o", color=colour, alpha=0.4, markersize=4)
+        ax.errorbar(100 * point.mean, number + 0.18, xerr=100 * (point.deviation or 0.0), fmt="o", color=colour)
+    ax.set_yticks(range(len(points)), list(points))
+    ax.invert_yaxis()
+    dress(ax, "test accuracy (%); large: mean and one deviation, small: each seed", result.study.kind)

@@ -1,0 +1,112 @@
+"""What a study compares: its arms, the amounts of training data and the seeds, as a list of runs to make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard import registry
+from regard.config import RunConfig, change
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study."""
+
+    arm: str
+    images: int | None
+    """Training images; all of them if None."""
+    seed: int
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of its run folder."""
+        return f"{self.arm}-{self.images or 'all'}-{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.arm}, {f'{self.images:,}' if self.images else 'all'} images, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every arm at every size with every seed; all else is the same."""
+
+    kind: str
+    data: str
+    arms: dict[str, dict[str, Any]]
+    """Name and the settings that make it."""
+    seeds: int
+    out: Path
+    sizes: tuple[int, ...] = ()
+    """Numbers of training images; none means all there are."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of `regard train` that all runs share."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds={self.seeds} makes no study", do="give at least 1; 3 or more show the noise")
+        if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=1) < 1:
+            raise ConfigError(f"sizes={self.sizes} do not rise", do="give whole numbers in rising order, each once")
+        for name in ("seed", "images"):
+            if name in self.settings:
+                raise ConfigError(f"a study sets {name} itself", do="give --seeds and --sizes")
+        for fields in self.arms.values():
+            for name in fields.keys() & self.settings.keys():
+                raise ConfigError(f"{name} is what this study compares", do=f"leave --{name} out")
+            change(RunConfig(), self.settings | fields, self.kind)
+
+    def trials(self) -> list[Trial]:
+        """Seed by seed, so that a study that is stopped has compared everything it has."""
+        return [
+            Trial(arm, images, seed, self.settings | fields | {"seed": seed, "images": images})
+            for seed in range(self.seeds)
+            for images in self.sizes or (None,)
+            for arm, fields in self.arms.items()
+        ]
+
+
+def data_size(
+    data: str | Path,
+    models: Sequence[str] = ("vit_nano", "resnet_nano"),
+    sizes: Sequence[int] = (),
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Study:
+    """Test accuracy against the amount of training data: the ViT paper's Figures 3 and 4.
+
+    >>> study = data_size("digits", ("vit_nano", "mlp_nano"), (100, 200), seeds=2, out="x", steps=500)
+    >>> len(study.trials()), str(study.trials()[0])
+    (8, 'vit_nano, 100 images, seed 0')
+    """
+    for model in models:
+        registry.find(model)
+    return Study(
+        "data-size", str(data), {m: {"model": m} for m in models}, seeds, _place(out, data, "data-size"), tuple(sizes),
+        settings,
+    )  # fmt: skip
+
+
+def positions(
+    data: str | Path, sizes: Sequence[int] = (), *, seeds: int = 3, out: str | Path | None = None, **settings: Any
+) -> Study:
+    """What position embeddings bring: none, learned (1D), axial (2D) or sinusoidal; the ViT paper's Table 8."""
+    arms = {kind: {"positions": kind} for kind in ("learned", "none", "axial", "sinusoidal")}
+    return Study("positions", str(data), arms, seeds, _place(out, data, "positions"), tuple(sizes), settings)
+
+
+def norm(
+    data: str | Path, sizes: Sequence[int] = (), *, seeds: int = 3, out: str | Path | None = None, **settings: Any
+) -> Study:
+    """Norms before the branches, as in ViT, against norms after them, as in the first Transformer."""
+    arms = {kind: {"norm": kind} for kind in ("pre", "post")}
+    return Study("norm", str(data), arms, seeds, _place(out, data, "norm"), tuple(sizes), settings)
+
+
+def _place(out: str | Path | None, data: str | Path, kind: str) -> Path:
+    return Path(out or f"studies/{Path(data).stem}-{kind}").expanduser()

@@ -1,0 +1,115 @@
+"""Makes a study's runs, one after another; what is finished is kept, so it can be stopped and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import replace
+
+from regard import api
+from regard.config import read_json
+from regard.console import Progress
+from regard.data import Scan, split
+from regard.errors import ConfigError, DivergedError, RunError
+from regard.recipes.settle import check_settings, settle
+from regard.study.plan import Study, Trial
+from regard.study.result import Result, collect
+from regard.weights import Run, to_json, write_text
+
+STEPS_OF_TWO = 5
+"""Sizes of a study that names none: all the training images, and half of that so many times."""
+
+
+def run_study(study: Study, *, quiet: bool = False) -> Result:
+    """Make the runs that are not there yet and write what they say: study.csv, .json, .md, .svg and .png.
+
+    A run whose loss becomes no number is counted as failed, not left out in silence.
+
+    >>> from regard.study import norm
+    >>> study = norm("digits", (40, 80), seeds=1, epochs=1, depth=1, out=tmp / "study")
+    >>> [(row["arm"], row["images"]) for row in run_study(study, quiet=True).rows]
+    [('pre', 40), ('post', 40), ('pre', 80), ('post', 80)]
+    """
+    progress, failed = Progress(quiet), dict[str, str]()
+    found = api.check(study.data, quiet=quiet)
+    found.require_readable()
+    study = _settled(study, found)
+    _keep_plan(study, found)
+    trials, start, made = study.trials(), time.monotonic(), 0
+    waiting = [trial for trial in trials if not _finished(study, trial)]
+    progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
+    try:
+        for trial in waiting:
+            try:
+                accuracy = _make(study, trial)
+            except DivergedError as error:
+                failed[trial.name], accuracy = error.what, None
+            made += 1
+            left = (time.monotonic() - start) / made * (len(waiting) - made)
+            said = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
+            progress.say(f"run {made}/{len(waiting)}: {trial}: {said}; about {_duration(left)} left")
+    except KeyboardInterrupt:
+        progress.say(f"stopped with {len(waiting) - made} runs to go; the same command goes on")
+        raise
+    finally:
+        there = [trial for trial in trials if _finished(study, trial)]
+        result = collect(study, there, failed)
+        if there:
+            result.write()
+    return result
+
+
+def _settled(study: Study, found: Scan) -> Study:
+    """With sizes that the data can give, and one batch for all of them."""
+    config, _ = settle(found, study.settings | next(iter(study.arms.values())))
+    for fields in study.arms.values():  # what an arm cannot be is said before anything runs
+        check_settings(study.settings | fields)
+        settle(found, study.settings | fields)
+    names, _ = split(found, config.split_seed, config.holdout)
+    there, classes = names.count("train"), len(found.source.classes)
+    sizes = study.sizes
+    if study.kind == "data-size" and not sizes:
+        sizes = tuple(sorted({there // 2**n for n in range(STEPS_OF_TWO) if there // 2**n >= 4 * classes}))
+    if sizes and not classes <= sizes[0] <= sizes[-1] <= there:
+        raise ConfigError(
+            f"sizes {sizes[0]} to {sizes[-1]} do not fit: there are {there} training images of {classes} classes",
+            do=f"give --sizes between {classes} and {there}",
+        )
+    settings = {"explain": 0} | study.settings
+    if sizes:  # a run alone would make its batch smaller where images are few
+        settings = {"batch": min(config.batch, sizes[0])} | settings
+    return replace(study, sizes=sizes, settings=settings)
+
+
+def _keep_plan(study: Study, found: Scan) -> None:
+    """Runs of other settings or other data do not belong in one folder; more arms, sizes and seeds do."""
+    plan = json.loads(to_json({"kind": study.kind, "data": found.fingerprint(), "settings": study.settings}))
+    path = study.out / "plan.json"
+    if path.is_file():
+        stored = read_json(path)
+        differ = [key for key in plan if stored.get(key) != plan[key]]
+        if differ:
+            what = f"the study there is another: its {' and '.join(differ)} differ"
+            raise RunError(what, where=study.out, do="choose another --out, or give the settings it was begun with")
+        return
+    if study.out.exists() and (not study.out.is_dir() or any(study.out.iterdir())):
+        raise RunError("the folder exists and holds no study", where=study.out, do="choose another --out")
+    write_text(path, to_json(plan))
+
+
+def _finished(study: Study, trial: Trial) -> bool:
+    """The report is written last."""
+    return (study.out / "runs" / trial.name / "report.html").is_file()
+
+
+def _make(study: Study, trial: Trial) -> float:
+    path = study.out / "runs" / trial.name
+    shutil.rmtree(path, ignore_errors=True)  # what a stopped study left of this run
+    settings = {name: value for name, value in trial.settings.items() if value is not None}
+    run: Run = api.train(study.data, out=path, quiet=True, **settings)
+    return run.read_json("summary.json")["figures"]["accuracy"]["value"]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

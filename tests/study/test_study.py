@@ -1,0 +1,218 @@
+"""Studies: which runs they make, that they go on where they were stopped, and what they say."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+import regard
+from regard import api
+from regard.errors import ConfigError, DivergedError, RunError
+from regard.study import Result, Study, data_size, norm, positions, run_study
+from regard.study.result import Gap, compare, crossing
+from regard.weights import Run
+
+TINY = {"epochs": 1, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two models, two sizes, two seeds."""
+    out = tmp_path_factory.mktemp("studies") / "sizes"
+    return run_study(data_size("digits", ("mlp_nano", "resnet_nano"), (40, 90), seeds=2, steps=4, out=out), quiet=True)
+
+
+def split_of(run: Run) -> dict[str, set[str]]:
+    parts: dict[str, set[str]] = {}
+    for row in run.read_rows("splits.csv"):
+        parts.setdefault(row["split"], set()).add(row["name"])
+    return parts
+
+
+def test_draws_are_nested_balanced_and_leave_validation_and_test_alone(made):
+    whole = split_of(regard.train("digits", out=made.study.out.parent / "whole", explain=0, quiet=True, **TINY))
+    runs = {row["run"]: split_of(Run(made.study.out / row["run"])) for row in made.rows}
+    for parts in runs.values():
+        assert parts["val"] == whole["val"]
+        assert parts["test"] == whole["test"]
+        assert parts["train"] | parts["unused"] == whole["train"]
+    for seed in (0, 1):
+        small, large = (runs[f"runs/mlp_nano-{size}-{seed}"]["train"] for size in (40, 90))
+        assert len(small) == 40
+        assert len(large) == 90
+        assert small < large
+        assert small == runs[f"runs/resnet_nano-40-{seed}"]["train"]
+    assert runs["runs/mlp_nano-40-0"]["train"] != runs["runs/mlp_nano-40-1"]["train"]
+    for row in made.rows:
+        counts = Run(made.study.out / row["run"]).read_json("data.json")["counts"]["train"].values()
+        assert max(counts) - min(counts) <= 1
+
+
+def test_every_run_takes_exactly_the_steps(made):
+    assert [row["steps"] for row in made.rows] == [4] * 8
+    config = Run(made.study.out / made.rows[0]["run"]).read_config()[1]
+    assert (config.batch, config.explain) == (32, 0)
+
+
+def test_what_is_written_is_what_the_runs_say(made):
+    out = made.study.out
+    with (out / "study.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    for row in rows:
+        held = Run(out / row["run"]).read_json("summary.json")["figures"]["accuracy"]["value"]
+        assert float(row["accuracy"]) == held
+    stored = json.loads((out / "study.json").read_text())
+    point = next(p for p in stored["points"] if (p["arm"], p["images"]) == ("mlp_nano", 90))
+    values = [float(row["accuracy"]) for row in rows if (row["arm"], row["images"]) == ("mlp_nano", "90")]
+    assert point["mean"] == pytest.approx(sum(values) / 2)
+    assert point["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    text = (out / "study.md").read_text()
+    assert f"| mlp_nano | 90 | {50 * sum(values):.2f} % |" in text
+    assert "Some means are of 2 seeds only" in text
+    assert "training images (log scale)" in (out / "study.svg").read_text()
+    assert (out / "study.png").stat().st_size > 5000
+
+
+def test_a_stopped_study_goes_on_and_keeps_what_is_finished(made, tmp_path, monkeypatch):
+    out = tmp_path / "study"
+    shutil.copytree(made.study.out, out)
+    trials = made.study.trials()
+    shutil.rmtree(out / "runs" / trials[5].name)
+    (out / "runs" / trials[6].name / "report.html").unlink()  # stopped in the middle of this one
+    kept = (out / "runs" / trials[0].name / "checkpoints" / "best.safetensors").stat().st_mtime_ns
+    trained, train = [], api.train
+
+    def once(data, **settings):
+        trained.append(settings["out"].name)
+        if len(trained) == 1:
+            raise KeyboardInterrupt
+        return train(data, **settings)
+
+    monkeypatch.setattr(api, "train", once)
+    plan = data_size("digits", ("mlp_nano", "resnet_nano"), (40, 90), seeds=2, steps=4, out=out)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(plan, quiet=True)
+    assert len(json.loads((out / "study.json").read_text())["points"]) == 4
+    result = run_study(plan, quiet=True)
+    assert trained == [trials[5].name, trials[5].name, trials[6].name]
+    assert [row["accuracy"] for row in result.rows] == [row["accuracy"] for row in made.rows]
+    assert (out / "runs" / trials[0].name / "checkpoints" / "best.safetensors").stat().st_mtime_ns == kept
+
+
+def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):
+    with pytest.raises(RunError, match="its settings differ"):
+        run_study(data_size("digits", ("mlp_nano",), (40,), seeds=1, steps=5, out=made.study.out), quiet=True)
+    with pytest.raises(RunError, match="its kind and settings differ"):
+        run_study(norm("digits", (40,), seeds=1, steps=5, out=made.study.out), quiet=True)
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(RunError, match="holds no study"):
+        run_study(data_size("digits", ("mlp_nano",), (40,), seeds=1, out=tmp_path), quiet=True)
+    assert (tmp_path / "letters.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sizes": (90, 40)}, "do not rise"),
+        ({"sizes": (5, 40)}, "between 10 and 1225"),
+        ({"sizes": (40, 5000)}, "between 10 and 1225"),
+        ({"seeds": 0}, "makes no study"),
+        ({"models": ("vit_nono",)}, "did you mean vit_nano"),
+        ({"seed": 3}, "a study sets seed itself"),
+        ({"model": "vit_nano"}, "model is what this study compares"),
+        ({"patch": 2}, "resnet_nano has no patch"),
+        ({"lr": "high"}, "lr cannot be 'high'"),
+        ({"steps": 3, "epochs": 2}, "both steps and epochs"),
+    ],
+)
+def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, tmp_path):
+    wanted = {"models": ("vit_nano", "resnet_nano"), "sizes": (40, 90)} | changes
+    with pytest.raises(ConfigError, match=says):
+        run_study(data_size("digits", out=tmp_path / "study", **wanted), quiet=True)
+    assert not (tmp_path / "study").exists()
+
+
+def test_positions_and_norms_are_studied_with_the_same_machinery(tmp_path):
+    result = run_study(positions("digits", seeds=1, out=tmp_path / "p", **TINY), quiet=True)
+    assert [(row["arm"], row["images"]) for row in result.rows] == [
+        (kind, 1225) for kind in ("learned", "none", "axial", "sinusoidal")
+    ]
+    counts = {row["arm"]: row["parameters"] for row in result.rows}
+    assert counts["learned"] > counts["axial"] > counts["none"] == counts["sinusoidal"]
+    assert len(result.says()) == 7  # six pairs, and that one seed is a hint
+    assert "each seed" in (tmp_path / "p" / "study.svg").read_text()
+    result = run_study(norm("digits", seeds=1, out=tmp_path / "n", **TINY), quiet=True)
+    assert [row["arm"] for row in result.rows] == ["pre", "post"]
+    assert regard.load(tmp_path / "n" / "runs" / "post-all-0", device="cpu").model.config.norm == "post"
+
+
+def test_a_run_that_diverges_is_counted_not_hidden(tmp_path, monkeypatch):
+    train = api.train
+
+    def fragile(data, **settings):
+        if settings["model"] == "resnet_nano":
+            raise DivergedError("the loss is not a number in epoch 1")
+        return train(data, **settings)
+
+    monkeypatch.setattr(api, "train", fragile)
+    plan = data_size("digits", ("mlp_nano", "resnet_nano"), (40,), seeds=1, steps=2, out=tmp_path / "study")
+    result = run_study(plan, quiet=True)
+    assert [row["arm"] for row in result.rows] == ["mlp_nano"]
+    assert "1 runs failed and are in no mean: resnet_nano-40-0." in result.says()
+
+
+def test_sizes_left_open_are_halves_of_what_there_is(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(api, "train", lambda data, **settings: sizes.append(settings["images"]) or _stop())
+    with pytest.raises(KeyboardInterrupt):
+        run_study(data_size("digits", ("mlp_nano",), seeds=1, out=tmp_path / "s"), quiet=True)
+    assert sizes == [76]
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def result_of(curves: dict[str, list[list[float]]], sizes: tuple[int, ...]) -> Result:
+    """Accuracies by arm, size and seed."""
+    rows = [
+        {"arm": arm, "images": size, "seed": seed, "accuracy": value, "split": "test"}
+        for arm, by_size in curves.items()
+        for size, values in zip(sizes, by_size, strict=True)
+        for seed, value in enumerate(values)
+    ]
+    return Result(Study("data-size", "x", {arm: {} for arm in curves}, 3, None, sizes), rows, {})
+
+
+def test_curves_that_cross_are_said_to_cross_where_they_do():
+    cnn, vit = [[0.50, 0.52, 0.54], [0.60, 0.62, 0.64]], [[0.30, 0.32, 0.34], [0.80, 0.82, 0.84]]
+    (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 10_000)).says()
+    assert line == (
+        "cnn is ahead up to about 1,000 images (by 20.0 ± 0.0 points at 100), "
+        "vit beyond (by 20.0 ± 0.0 points at 10,000)."
+    )
+
+
+def test_a_crossing_within_the_noise_is_said_to_be_uncertain():
+    cnn, vit = [[0.50, 0.60, 0.40], [0.60, 0.62, 0.64]], [[0.49, 0.45, 0.53], [0.80, 0.82, 0.84]]
+    (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 1000)).says()
+    assert "whether, is uncertain" in line
+    assert compare("a", "b", [Gap(10, 0.1, None), Gap(20, -0.1, None)]).endswith("is uncertain.")
+
+
+def test_curves_that_do_not_cross_are_not_said_to():
+    assert crossing(Gap(100, 0.1, None), Gap(200, 0.0, None)) is None
+    assert crossing(Gap(10, 0.03, None), Gap(1000, -0.01, None)) == pytest.approx(10**2.5)
+    line = compare("a", "b", [Gap(10, -0.1, 0.01), Gap(20, -0.01, 0.01)])
+    assert line.startswith("b is ahead of a at every size from 10 to 20 images, by 1.0 to 10.0 points")
+    assert line.endswith("At 20 images the difference is within two standard errors.")
+    assert compare("a", "b", [Gap(10, 0.01, 0.01)]) == "a and b cannot be told apart: 1.0 ± 1.0 points for a."
+    assert compare("a", "b", [Gap(10, -0.05, 0.01)]) == "b is ahead of a by 5.0 ± 1.0 points."
+
+
+def test_gaps_pair_the_seeds():
+    result = result_of({"a": [[0.5, 0.9]], "b": [[0.4, 0.8]]}, (10,))
+    (gap,) = result.gaps("a", "b")
+    assert (gap.mean, gap.error) == (pytest.approx(0.1), pytest.approx(0.0, abs=1e-9))

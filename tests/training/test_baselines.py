@@ -1,0 +1,122 @@
+"""Baselines share the training recipe: what moves their weights, and which settings they take."""
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.errors import ConfigError
+from regard.training import Muon, make_optimizers
+from regard.training.optim import orthogonalised
+
+
+@pytest.mark.parametrize(("name", "start"), [("resnet_nano", "stages."), ("mlp_nano", ("layers.1.", "layers.2."))])
+def test_muon_takes_the_hidden_matrices_and_kernels(name, start):
+    model = regard.create(name, classes=3, size=16)
+    rest, muon = make_optimizers(model, "muon", 0.1, 0.05)
+    taken = {id(p) for p in muon.param_groups[0]["params"]}
+    for key, p in model.named_parameters():
+        assert (id(p) in taken) == (key.startswith(start) and p.ndim > 1), key
+    assert len(taken) + sum(len(g["params"]) for g in rest.param_groups) == len(list(model.parameters()))
+
+
+def test_muon_moves_kernels_as_the_rows_of_a_matrix():
+    torch.manual_seed(0)
+    grads = torch.randn(2, 4, 3, 3, 3)
+    kernels = [nn.Parameter(torch.zeros(4, 3, 3, 3)) for _ in grads]
+    for p, grad in zip(kernels, grads, strict=True):
+        p.grad = grad.clone()
+    Muon(kernels, lr=0.5, weight_decay=0.0, momentum=0.0).step()
+    expected = -0.2 * 27**0.5 * 0.5 * orthogonalised(grads.reshape(2, 4, 27)).reshape_as(grads)
+    torch.testing.assert_close(torch.stack(list(kernels)), expected)
+
+
+def test_a_resnet_trains_is_loaded_predicts_and_is_reported(tmp_path):
+    settings = {"epochs": 1, "optimizer": "muon", "explain": 1, "quiet": True}
+    run = regard.train("digits", model="resnet_nano", out=tmp_path / "run", **settings)
+    config = run.read_config()[1]
+    assert (config.patch, config.size, config.mixup) == (None, (8, 8), 0.2)  # the recipe's, but for a ViT's patch
+    page = (run.path / "report.html").read_text()
+    assert "Grad-CAM" in page
+    assert "Rollout" not in page
+    assert "Not shown here" not in page
+    predictor = regard.load(run.path, device="cpu")
+    assert predictor.model.config.stem == "small"
+    assert predictor.predict(torch.rand(1, 8, 8)).label in predictor.classes
+    assert predictor.explain(torch.rand(1, 8, 8), "grad_cam").map.shape == (8, 8)
+    with pytest.raises(
+        ConfigError, match=r"rollout reads attention, and ResNet has none\n.*use grad_cam or integrated"
+    ):
+        predictor.explain(torch.rand(1, 8, 8), "rollout")
+
+
+def test_a_fully_connected_network_trains_and_is_reported(tmp_path):
+    run = regard.train("digits", model="mlp_nano", epochs=1, explain=1, out=tmp_path / "run", quiet=True)
+    assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.3
+    page = (run.path / "report.html").read_text()
+    assert "Occlusion" in page
+    assert "Rollout" not in page
+    predictor = regard.load(run.path, device="cpu")
+    with pytest.raises(ConfigError, match=r"grad_cam reads tokens in their places.*\n.*integrated_gradients or occl"):
+        predictor.explain(torch.rand(1, 8, 8), "grad_cam")
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "says"),
+    [
+        ("resnet_nano", {"patch": 2}, "resnet_nano has no patch\n.*size, channels, width, drop_path, stem"),
+        ("resnet50", {"depth": 2}, "resnet50 has no depth"),
+        ("mlp", {"heads": 2}, "mlp has no heads\n.*size, channels, width, depth, dropout"),
+        ("vit_nano", {"stem": "small"}, "ViTConfig.stem cannot be 'small'"),
+        ("resnet_nano", {"stem": "conv"}, "ResNetConfig.stem cannot be 'conv'"),
+        ("resnet_nano", {"checkpointing": True}, "cannot recompute"),
+    ],
+)
+def test_settings_a_family_does_not_have_are_refused(model, setting, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        regard.train("digits", model=model, out=tmp_path / "run", quiet=True, **setting)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_for_a_vit_lends_a_resnet_what_is_not_its_shape(tmp_path):
+    run = regard.train(
+        "digits", recipe="cifar", model="resnet_nano", epochs=1, explain=0, out=tmp_path / "run", quiet=True
+    )
+    config, origins = run.read_config()[1:]
+    assert (config.width, config.mlp, config.pool) == (None, None, None)
+    assert (config.drop_path, origins["drop_path"], config.optimizer) == (0.1, "recipe", "muon")
+    assert regard.load(run.path, device="cpu").model.config.width == 16
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_by_steps_takes_exactly_so_many(accumulate, tmp_path):
+    settings = {"model": "mlp_nano", "images": 100, "batch": 20, "explain": 0, "quiet": True, "accumulate": accumulate}
+    run = regard.train("digits", steps=7, out=tmp_path / "a", **settings)
+    config, origins = run.read_config()[1:]
+    per_epoch = 5 if accumulate == 1 else 3
+    assert (config.epochs, origins["epochs"]) == (-(-7 // per_epoch), "auto")
+    rows = run.read_rows("metrics.csv")
+    assert [int(row["step"]) for row in rows] == [*range(per_epoch, 7, per_epoch), 7]
+    whole = regard.train("digits", epochs=2, out=tmp_path / "b", **settings).read_rows("metrics.csv")
+    again = regard.train("digits", steps=2 * per_epoch, out=tmp_path / "c", **settings).read_rows("metrics.csv")
+    assert [row["train_loss"] for row in again] == [row["train_loss"] for row in whole]
+    with pytest.raises(ConfigError, match="both steps and epochs"):
+        regard.train("digits", steps=7, epochs=2, out=tmp_path / "d", quiet=True)
+
+
+def test_many_short_epochs_are_not_all_validated(tmp_path):
+    settings = {"model": "mlp_nano", "width": 8, "images": 20, "batch": 20, "explain": 0, "quiet": True}
+    rows = regard.train("digits", steps=310, out=tmp_path / "run", **settings).read_rows("metrics.csv")
+    assert [int(row["epoch"]) for row in rows] == [*range(3, 310, 3), 310]
+
+
+def test_images_left_out_of_training_may_be_tested_on(tmp_path):
+    run = regard.train("digits", model="mlp_nano", epochs=1, images=50, explain=0, out=tmp_path / "run", quiet=True)
+    counts = run.read_json("data.json")["counts"]
+    assert {name: sum(c.values()) for name, c in counts.items()} == {
+        "train": 50,
+        "val": 217,
+        "test": 355,
+        "unused": 1175,
+    }
+    assert "unused" in (run.path / "report.html").read_text()
