@@ -320,6 +320,8 @@ class RunConfig:
     """A step whose loss or gradient is not finite is never made: stop there, or leave it out and count."""
     unreadable: float = 0.01
     """Share of images that may be unreadable: they are listed and left out. More, and nothing is trained."""
+    shard: bool = False
+    """Of several processes (torchrun), let each hold a part of the weights (FSDP2), not all of them (DDP)."""
     timeout: float = 600.0
     """Seconds after which a process that does not answer the others is taken for lost."""
 

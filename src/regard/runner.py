@@ -109,7 +109,7 @@ def make_plan(
     size, channels = model.config.size, model.config.channels
     images = Images(found, size, channels)
     if state:
-        preparation = make(Preparation, state[1]["preparation"])
+        preparation = make(Preparation, state.about["preparation"])
     elif start:
         preparation = start.checkpoint.preparation
     else:
@@ -123,7 +123,7 @@ def _starting_model(
 ) -> Network:
     """A network for the data: from weights, with a head of zeros; of a state's shape; or random as the seed says."""
     if state:
-        return registry.build(config.model, **state[1]["model"])
+        return registry.build(config.model, **state.about["model"])
     if start is None:
         fields = {name: value for name in MODEL_FIELDS if (value := getattr(config, name)) is not None}
         return registry.build(config.model, classes=classes, **fields)
@@ -192,10 +192,10 @@ class Folder:
             old.unlink(missing_ok=True)
 
     def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        if self.world.first:
-            plan = self.plan
-            about = about | {"model": to_dict(plan.model.config), "preparation": asdict(plan.preparation)}
-            save_state(self.run.checkpoint("state"), tensors, about)
+        plan = self.plan
+        about = about | {"model": to_dict(plan.model.config), "preparation": asdict(plan.preparation)}
+        sharded = plan.config.shard and self.world.size > 1
+        save_state(self.run.checkpoint("state"), tensors, about, self.world, sharded)
 
     def trouble(self, history: History, numbers: list[int], what: str) -> None:
         path, samples = self.run.path / "trouble.json", self.plan.found.source.samples
@@ -249,7 +249,7 @@ def fit(run: Run, plan: Plan, progress: Progress, world: World, state: State | N
     validation = plan.loader("val", world)
     training = make_training(plan, validation, Folder(run, plan, world), progress, world)
     if state:
-        training.restore(*state)
+        training.restore(state)
         at = training.history
         progress.say(f"going on from epoch {at.epoch}, update {at.updates} of {training.steps}")
     try:

@@ -125,7 +125,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "flip": scan.channels == 3 and axes == 2,
         "device": device,
         "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
-        "compile": gpu and not config.checkpointing,
+        "compile": gpu and not config.checkpointing and not config.shard,
         "workers": 0 if in_memory else workers,
         "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
     }
@@ -195,5 +195,8 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{name} would keep random weights as they are", do="give trained ones by --from")
     if config.compile and config.checkpointing:
         raise ConfigError("compile and checkpointing do not go together", do="choose one of the two")
+    if config.shard and (config.optimizer == "muon" or config.compile):
+        what = "muon, which needs whole matrices," if config.optimizer == "muon" else "compile"
+        raise ConfigError(f"shard and {what} do not go together", do="choose one of the two")
     if config.holdout == 0:
         raise ConfigError("holdout=0 leaves nothing to choose and test on", do="give a share such as 0.15")

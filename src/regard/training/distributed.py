@@ -1,4 +1,5 @@
 """The processes that train one model together: who they are, and what they agree on. One alone needs none of it."""
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -7,13 +8,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from regard.errors import RunError
+from regard.networks import Network
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,20 @@ def watched(world: World) -> Iterator[None]:
         ) from None
 
 
-def spread(model: nn.Module, world: World, device: torch.device) -> nn.Module:
-    """The model as one whose gradients are the mean over all processes (DDP); alone, itself."""
+def spread(model: Network, world: World, device: torch.device, shard: bool) -> nn.Module:
+    """The model as one whose gradients are the mean over all processes; alone, itself.
+
+    Whole in each of them (DDP), or sharded over them, block by block (FSDP2).
+    """
     if world.size == 1:
+        return model
+    if shard:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device.type, (world.size,))
+        for block in model.repeated():
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         return model
     from torch.nn.parallel import DistributedDataParallel
 
@@ -106,9 +122,49 @@ def spread(model: nn.Module, world: World, device: torch.device) -> nn.Module:
 
 def unsynced(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """While gradients only add up, nobody needs the others'."""
-    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()  # pyright: ignore
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)  # pyright: ignore
+    return model.no_sync() if not last and hasattr(model, "no_sync") else nullcontext()  # pyright: ignore
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded, in one piece."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
+    """A tensor that may be sharded, in one piece; all processes call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor that may be sharded; the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, which every process has, sharded as another one is."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Each process writes what it holds, as safetensors. A number without axes would be lost: it gets one."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(_with_axes(tensors), storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def load_shards(folder: Path, targets: dict[str, Tensor]) -> None:
+    """Fill the targets in place, whatever number of processes wrote them."""
+    import torch.distributed.checkpoint as dcp
+
+    reader, alone = dcp.HuggingFaceStorageReader(str(folder)), not dist.is_initialized()
+    dcp.load(_with_axes(targets), storage_reader=reader, no_dist=alone)
+
+
+def shard_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    import torch.distributed.checkpoint as dcp
+
+    entries = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore
+
+
+def _with_axes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor if tensor.ndim else tensor.view(1) for name, tensor in tensors.items()}

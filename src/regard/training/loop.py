@@ -19,9 +19,9 @@ from regard.data import Augmenter, Batch, Loader
 from regard.errors import DivergedError
 from regard.networks import Network
 from regard.tasks import Task
-from regard.training.distributed import ALONE, World, watched
+from regard.training.distributed import ALONE, World, watched, whole
 from regard.training.optim import Average, learning_rate
-from regard.training.state import pack, unpack
+from regard.training.state import State, pack, unpack
 from regard.training.step import Part, Step, mixed
 from regard.training.stopping import Halt, Stop
 
@@ -91,13 +91,13 @@ class Training:
         self.unseen: list[tuple[Tensor, list[int]]] = []
         loader.keep_on(device)
 
-    def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    def restore(self, state: State) -> None:
         """Go on from a saved state."""
-        self.total.copy_(tensors.pop("loss"))
-        unpack(tensors, self.model, list(self.step.optimizers), self.average)
-        self.history = History(**about["history"])
+        unpack(state, self.model, list(self.step.optimizers), self.average)
+        self.history = History(**state.about["history"])
+        self.total.fill_(state.about["loss"] if self.world.first else 0.0)
         if self.average:
-            self.average.updates = about["average_updates"]
+            self.average.updates = state.about["average_updates"]
 
     def run(self) -> History:
         """Train until the last epoch, or until somebody asks to stop: then all is saved first."""
@@ -225,7 +225,7 @@ class Training:
         if history.best is None or _rank(row) >= _rank(history.best):
             history.best = row
             names.append("best")
-        weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        weights = {name: whole(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
         self.fresh |= dict.fromkeys(names, weights)
         self._swap()
 
@@ -252,8 +252,9 @@ class Training:
         self._keep()
         self.history.seconds = begun - self.began
         updates = self.average.updates if self.average else 0
-        tensors = pack(self.model, self.step.optimizers, self.average) | {"loss": self.total}
-        self.shelf.state(tensors, {"history": asdict(self.history), "average_updates": updates})
+        about = {"history": asdict(self.history), "average_updates": updates}
+        about["loss"] = self.world.sums([float(self.total)])[0]
+        self.shelf.state(pack(self.model, self.step.optimizers, self.average), about)
         self.saved = time.monotonic()
         self.saving = self.saved - begun
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.networks import Network
 from regard.training.adapt import layer_numbers
+from regard.training.distributed import own
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
@@ -122,11 +123,11 @@ class Average:
     def __init__(self, model: nn.Module, decay: float):
         self.decay, self.updates = decay, 0
         floating = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
-        self.names, self.source = list(floating), list(floating.values())
-        self.shadow = [t.detach().clone() for t in self.source]
+        self.averages = {name: t.detach().clone() for name, t in floating.items()}
+        self.source, self.shadow = [own(t) for t in floating.values()], [own(t) for t in self.averages.values()]
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
-        return zip(self.names, self.shadow, strict=True)
+    def named(self) -> Iterable[tuple[str, Tensor]]:
+        return self.averages.items()
 
     @torch.no_grad()
     def update(self) -> None:

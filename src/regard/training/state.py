@@ -1,31 +1,43 @@
-"""All that a run needs to go on exactly where it was, as named tensors and plain values: safetensors and JSON."""
+"""All that a run needs to go on exactly where it was, as named tensors and plain values: safetensors and JSON.
+
+One file; or, of a model sharded over processes, a folder that each of them writes its shards to (torch's distributed
+checkpoint in its safetensors form). Either can be read by any number of processes, sharded or not.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.config import read_json
 from regard.errors import RunError
+from regard.training.distributed import World, load_shards, placed, save_shards, shard_shapes
 from regard.training.optim import Average
-from regard.weights import write_aside
+from regard.weights import to_json, write_aside
 
 FORMAT = "regard-state-1"
 
-State = tuple[dict[str, Tensor], dict[str, Any]]
-"""Tensors by name, and what is not a tensor."""
+
+@dataclass(frozen=True)
+class State:
+    """A saved state: what is not a tensor, the tensors' shapes, and a way to fill tensors with them in place."""
+
+    about: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    fill: Callable[[dict[str, Tensor]], None]
 
 
 def pack(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], average: Average | None) -> dict[str, Tensor]:
     """The weights, their average, and what each optimizer remembers of each of them, by name."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    if average:
-        tensors |= {f"average/{name}": tensor for name, tensor in average.named()}
+    tensors = _live(model, average)
     for number, optimizer in enumerate(optimizers):
         for parameter, memory in optimizer.state.items():
             for key, tensor in memory.items():
@@ -34,49 +46,91 @@ def pack(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], average:
     return tensors
 
 
-def unpack(
-    tensors: dict[str, Tensor], model: nn.Module, optimizers: list[torch.optim.Optimizer], average: Average | None
-) -> None:
+def unpack(state: State, model: nn.Module, optimizers: list[torch.optim.Optimizer], average: Average | None) -> None:
     """Put back what `pack` took. The model must be the same one, as far as names and shapes go."""
-    parameters = dict(model.named_parameters())
-    live = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    if average:
-        live |= {f"average/{name}": tensor for name, tensor in average.named()}
-    stored = {name for name in tensors if not name.startswith("optimizer/")}
-    if differing := sorted(live.keys() ^ stored):
+    parameters, targets = dict(model.named_parameters()), _live(model, average)
+    stored = {name for name in state.shapes if not name.startswith("optimizer/")}
+    memories = [name for name in state.shapes if name not in stored]
+    if differing := sorted(targets.keys() ^ stored):
         raise RunError(f"the state is of another model: {len(differing)} names differ, such as {differing[0]}")
-    with torch.no_grad():
-        for name, tensor in live.items():
-            tensor.copy_(tensors[name])
     for optimizer in optimizers:
         optimizer.state.clear()
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer/"):
-            _, number, parameter, key = name.split("/")
-            owner = parameters[parameter]
-            optimizers[int(number)].state[owner][key] = tensor.to(owner.device)
+    for name in memories:
+        _, number, parameter, key = name.split("/")
+        owner = parameters[parameter].detach()
+        like = torch.zeros_like(owner)
+        if state.shapes[name] != tuple(owner.shape):  # a count of steps, such as Adam's
+            like = torch.zeros((), device=owner.device)
+        targets[name] = optimizers[int(number)].state[parameters[parameter]][key] = like
+    with torch.no_grad():
+        state.fill(targets)
 
 
-def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+def _live(model: nn.Module, average: Average | None) -> dict[str, Tensor]:
+    tensors = {f"model/{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+    if average:
+        tensors |= {f"average/{name}": tensor for name, tensor in average.named()}
+    return tensors
+
+
+def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], world: World, sharded: bool) -> None:
+    """Write a state to the file `path`, or as a folder beside it; all processes call this."""
     from safetensors.torch import save_file
 
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "about": json.dumps(about)}
-    write_aside(path, lambda aside: save_file(held, aside, metadata=header))
+    pointer = path.with_suffix(".json")
+    if not sharded:
+        if world.first:
+            held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            write_aside(path, lambda aside: save_file(held, aside, metadata=header))
+            pointer.unlink(missing_ok=True)
+        return
+    # Written to a folder of its own; a small file, put in place at the end, says which folder is the whole one.
+    folder = path.with_name(f"{path.stem}-{about['history']['updates']:08d}")
+    if world.first:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    world.wait()
+    save_shards(folder, tensors)
+    world.wait()
+    if world.first:
+        text = to_json(header | {"folder": folder.name})
+        write_aside(pointer, lambda aside: aside.write_text(text, encoding="utf-8"))
+        path.unlink(missing_ok=True)
+        for old in path.parent.glob(f"{path.stem}-*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def load_state(path: Path) -> State | None:
     """What `save_state` wrote; None where nothing has been saved yet."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
+    pointer = path.with_suffix(".json")
+    where = path if path.exists() else pointer
+    if not where.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise RunError(f"the file is not a state of this version ({FORMAT})", where=path)
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["about"])  # noqa: SIM118
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        if where == pointer:
+            header = read_json(pointer)
+            folder = path.parent / Path(header["folder"]).name
+            shapes = shard_shapes(folder)
+
+            def fill(targets: dict[str, Tensor]) -> None:
+                load_shards(folder, targets)
+        else:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+            def fill(targets: dict[str, Tensor]) -> None:
+                with safe_open(path, framework="pt") as file:
+                    for name, target in targets.items():
+                        target.copy_(placed(file.get_tensor(name), target))
+
+        if header.get("format") != FORMAT:
+            raise RunError(f"this is not a state of this version ({FORMAT})", where=where)
+        return State(json.loads(header["about"]), shapes, fill)
+    except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         do = "delete it, and `regard resume` begins anew"
-        raise RunError(f"the saved state is damaged: {error}", where=path, do=do) from None
+        raise RunError(f"the saved state is damaged: {error}", where=where, do=do) from None

@@ -42,6 +42,8 @@ class Step:
     ):
         self.model, self.task, self.config, self.device = model, task, config, device
         self.world, self.say = world, say
+        self.sharded = config.shard and world.size > 1
+        self.spread = spread(model, world, device, config.shard)
         settings = (config.optimizer, config.lr, config.weight_decay, config.layer_decay)
         self.optimizers = make_optimizers(model, *settings)
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, Tensor]] | None = None
@@ -55,7 +57,6 @@ class Step:
             # Block by block: all blocks share one graph, so compiling takes seconds, not minutes.
             for block in model.repeated():
                 block.compile(dynamic=False)
-        self.spread = spread(model, world, device)
 
     def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -91,8 +92,12 @@ class Step:
         """
         norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
         bad = (~torch.isfinite(norm)).float()
+        if self.sharded and bad:  # a flag that is whole and weights that are not do not go together
+            self.model.zero_grad()
+            return bad
         for optimizer in self.optimizers:
-            setattr(optimizer, "found_inf", bad)  # noqa: B010 - torch declares no such field
+            if not self.sharded:
+                setattr(optimizer, "found_inf", bad)  # noqa: B010 - torch declares no such field
             optimizer.step()
             optimizer.zero_grad()
         return bad

@@ -1,0 +1,75 @@
+"""One of several processes that train together: torchrun … ranks.py DATA OUT CASE UPDATE SETTINGS(JSON).
+
+Writes what it saw to OUT.RANK.json: the loss of every update summed over processes, the first gradient (the first
+process) and the samples of every epoch. CASE says what befalls it at the given update: nothing, stop (SIGTERM to
+the last process), kill (SIGKILL to the last process, the first time), hang (the last process).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import regard
+import regard.training.loop as loop
+from regard.training.distributed import whole
+from regard.training.step import Step
+
+
+def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
+    torch.set_num_threads(1)
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    seen: dict = {"losses": {}, "samples": {}, "gradient": None}
+    loop.SAVE_EVERY, loop.SAVE_SHARE = -1.0, 1e9
+    rate, batches, step, apply = loop.learning_rate, loop.Training._batches, Step.whole, Step.apply
+
+    def learning_rate(done, *rest):
+        if done == update and rank == ranks - 1 and not seen.get("judging"):
+            first = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0
+            if case == "stop":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if case == "kill" and first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if case == "hang":
+                time.sleep(1000)
+        return rate(done, *rest)
+
+    def watched_batches(self):
+        for part, numbers in batches(self):
+            if part[2] > 0:
+                seen["samples"].setdefault(str(self.history.epoch), []).extend(numbers)
+            seen["training"] = self
+            yield part, numbers
+
+    def watched_step(self, parts):
+        loss, bad = step(self, parts)
+        training = seen["training"]
+        seen["losses"][str(training.history.updates)] = self.world.sums([float(loss)])[0]
+        return loss, bad
+
+    def watched_apply(self):
+        if seen["gradient"] is None:
+            full = [whole(p.grad) for p in self.model.parameters() if p.grad is not None]
+            seen["gradient"] = torch.cat([g.flatten() for g in full]).tolist()
+        return apply(self)
+
+    loop.learning_rate, loop.Training._batches = learning_rate, watched_batches
+    Step.whole, Step.apply = watched_step, watched_apply
+    try:
+        regard.train(data, out=out, quiet=True, resume=True, **settings)
+    finally:
+        seen.pop("training", None)
+        Path(f"{out}.{ranks}.{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    _, data, out, case, update, settings = sys.argv
+    try:
+        main(data, out, case, int(update), json.loads(settings))
+    except regard.RegardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,134 @@
+"""Several processes train as one would: same batches, same losses; whoever is lost, stopped or hangs is noticed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import regard
+from regard.data import Images, Loader, open_source, scan
+from regard.errors import ConfigError
+from tests.conftest import make_folder
+
+SETTINGS = {
+    "model": "vit_nano", "depth": 2, "epochs": 2, "batch": 8, "explain": 0, "size": 16, "device": "cpu", "workers": 0,
+    "crop": "shift", "flip": True, "mixup": 0.3, "cutmix": 0.3, "drop_path": 0.0, "optimizer": "adamw", "lr": 3e-4,
+}  # fmt: skip
+
+
+def launch(ranks, data, out, case="nothing", update=-1, restarts=0, **settings) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).with_name("ranks.py")
+    words = [script, str(data), str(out), case, str(update), json.dumps(SETTINGS | settings)]
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        start += [f"--max-restarts={restarts}", "--monitor-interval=0.2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return subprocess.run([*start, *words], env=environment, capture_output=True, text=True, timeout=240)
+
+
+def told(out, ranks, rank=0):
+    return json.loads(Path(f"{out}.{ranks}.{rank}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("data") / "pictures", per_class=15)
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    done = launch(1, data, out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def assert_the_same_training(out, ranks, alone) -> None:
+    one, many = told(alone, 1), [told(out, ranks, rank) for rank in range(ranks)]
+    assert many[0]["losses"].keys() == one["losses"].keys()
+    for update, loss in one["losses"].items():
+        assert many[0]["losses"][update] == pytest.approx(loss, abs=1e-6), update
+    torch.testing.assert_close(torch.tensor(many[0]["gradient"]), torch.tensor(one["gradient"]), atol=1e-6, rtol=1e-4)
+    for epoch, samples in one["samples"].items():
+        shared = [number for rank in many for number in rank["samples"].get(epoch, [])]
+        assert sorted(shared) == sorted(samples), "each once"
+    a, b = (load_file(p / "checkpoints" / "last.safetensors") for p in (out, alone))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("ranks", "shard"), [(2, False), (4, False), (2, True)])
+def test_several_processes_train_as_one(data, alone, tmp_path, ranks, shard):
+    done = launch(ranks, data, tmp_path / "run", shard=shard)
+    assert done.returncode == 0, done.stderr
+    assert_the_same_training(tmp_path / "run", ranks, alone)
+    names = {p.name.split("-")[0] for p in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {
+        "best.safetensors",
+        "last.safetensors",
+        *(("state", "state.json") if shard else ("state.safetensors",)),
+    }
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert not list((tmp_path / "run").rglob("*.metadata")), "torch's own index would be a pickle"
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_stopped_and_gone_on_with_by_other_numbers_of_processes(data, alone, tmp_path, shard):
+    out, losses = tmp_path / "run", {}
+    for ranks, update in ((4, 1), (2, 2), (1, 4)):
+        stopped = launch(ranks, data, out, "stop", update, shard=shard)
+        assert stopped.returncode != 0
+        assert (out / "checkpoints").exists(), stopped.stderr
+        assert not (out / "report.html").exists()
+        losses |= told(out, ranks)["losses"]
+    done = launch(4, data, out, shard=shard)
+    assert done.returncode == 0, done.stderr
+    losses |= told(out, 4)["losses"]
+    expected = told(alone, 1)["losses"]
+    assert losses.keys() == expected.keys()
+    for update, loss in expected.items():
+        assert losses[update] == pytest.approx(loss, abs=1e-6), update
+
+
+def test_a_killed_process_is_replaced_and_the_run_ends_as_it_would_have(data, alone, tmp_path):
+    done = launch(2, data, tmp_path / "run", "kill", 3, restarts=1)
+    assert done.returncode == 0, done.stderr
+    a, b = (load_file(p / "checkpoints" / "last.safetensors") for p in (tmp_path / "run", alone))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_process_that_hangs_is_noticed_in_time(data, tmp_path):
+    begun = time.monotonic()
+    done = launch(2, data, tmp_path / "run", "hang", 2, timeout=8.0)
+    assert done.returncode != 0
+    assert time.monotonic() - begun < 200
+    assert "lost another one" in done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "state.safetensors").exists()
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(8, 2), (8, 3), (6, 4), (5, 8), (64, 4)])
+def test_every_sample_is_dealt_to_one_process(picture_folder, batch, ranks):
+    images = Images(scan(open_source(picture_folder)), (16, 16), 3)
+    index = list(range(24))
+    loaders = [Loader(images, index, batch, shuffle=1, rank=r, ranks=ranks) for r in range(ranks)]
+    shares = [[(b.numbers.tolist(), b.steps[0][1]) for b in loader.epoch(3)] for loader in loaders]
+    whole = [b.numbers.tolist() for b in Loader(images, index, batch, shuffle=1).epoch(3)]
+    assert len({len(own) for own in shares}) == 1, "all make the same number of steps"
+    for number, expected in enumerate(whole):
+        dealt = [own[number] for own in shares]
+        assert [n for numbers, share in dealt if share for n in numbers] == expected
+        assert sum(share for _, share in dealt) == pytest.approx(1)
+        assert all(len(numbers) == 1 for numbers, share in dealt if not share)
+
+
+def test_what_cannot_be_sharded_is_refused(picture_folder):
+    with pytest.raises(ConfigError, match="shard and muon"):
+        regard.train(picture_folder, model="vit_nano", shard=True, optimizer="muon", quiet=True)
