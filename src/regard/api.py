@@ -298,7 +298,7 @@ def train(
     return run
 
 
-_CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile")
+_CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every")
 
 
 def resume(
@@ -306,7 +306,8 @@ def resume(
 ) -> Run:
     """Go on with a run that was stopped, exactly where it was; `data` if its data has been moved.
 
-    Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile.
+    Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile,
+    save_every.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> resume(run.path, quiet=True).path == run.path

@@ -314,6 +314,8 @@ class RunConfig:
     """Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 8."""
     explain: int = 6
     """Test images explained in the report."""
+    save_every: float = 30.0
+    """Seconds between saves of the state that `regard resume` goes on from; more where saving is slow. 0: every step."""
     keep: int = 0
     """Weights of so many latest epochs kept, beside best and last."""
     nonfinite: Literal["stop", "skip"] = "stop"

@@ -15,7 +15,6 @@ from regard import runner
 
 
 def main(data: str, out: str, update: int, signal: int, where: str, settings: dict) -> None:
-    loop.SAVE_EVERY, loop.SAVE_SHARE = -1.0, 1e9
     rate, figures, calls = loop.learning_rate, runner.quick_figures, []
 
     def strike() -> None:
@@ -38,7 +37,7 @@ def main(data: str, out: str, update: int, signal: int, where: str, settings: di
         changes = {name: settings[name] for name in ("workers",) if name in settings}
         regard.resume(out, quiet=True, **changes)
     else:
-        regard.train(data, out=out, quiet=True, **settings)
+        regard.train(data, out=out, quiet=True, save_every=0.0, **settings)
 
 
 if __name__ == "__main__":

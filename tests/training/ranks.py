@@ -24,7 +24,6 @@ def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     seen: dict = {"losses": {}, "samples": {}, "gradient": None}
-    loop.SAVE_EVERY, loop.SAVE_SHARE = -1.0, 1e9
     rate, batches, step, apply = loop.learning_rate, loop.Training._batches, Step.whole, Step.apply
 
     def learning_rate(done, *rest):
@@ -60,7 +59,7 @@ def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
     loop.learning_rate, loop.Training._batches = learning_rate, watched_batches
     Step.whole, Step.apply = watched_step, watched_apply
     try:
-        regard.train(data, out=out, quiet=True, resume=True, **settings)
+        regard.train(data, out=out, quiet=True, resume=True, save_every=0.0, **settings)
     finally:
         seen.pop("training", None)
         Path(f"{out}.{ranks}.{rank}.json").write_text(json.dumps(seen))

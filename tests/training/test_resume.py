@@ -123,8 +123,6 @@ def test_a_second_ctrl_c_stops_at_once():
 def test_a_failed_write_leaves_the_last_good_state(picture_folder, tmp_path, monkeypatch):
     import safetensors.torch
 
-    monkeypatch.setattr(loop, "SAVE_EVERY", -1.0)
-    monkeypatch.setattr(loop, "SAVE_SHARE", 1e9)
     original, calls = safetensors.torch.save_file, []
 
     def full(tensors, path, metadata=None):
@@ -136,7 +134,7 @@ def test_a_failed_write_leaves_the_last_good_state(picture_folder, tmp_path, mon
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(RunError, match="no space left"):
-        quick(picture_folder, tmp_path / "run", epochs=3)
+        quick(picture_folder, tmp_path / "run", epochs=3, save_every=0.0)
     monkeypatch.undo()
     regard.resume(tmp_path / "run", quiet=True)
     whole = quick(picture_folder, tmp_path / "whole", epochs=3)

@@ -156,7 +156,7 @@ def _free_folder(wish: str) -> str:
 _AT_LEAST = dict.fromkeys(("epochs", "batch", "accumulate", "steps", "images", "lora", "timeout"), 1) | dict.fromkeys(
     (
         "lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers",
-        "keep",
+        "keep", "save_every",
     ), 0,
 )  # fmt: skip
 _BELOW = {

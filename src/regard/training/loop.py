@@ -27,7 +27,6 @@ from regard.training.stopping import Halt, Stop
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
 LOOKS = 100  # validations of a run by steps, at most: a small set's epochs are short, its validation set may not be
-SAVE_EVERY = 30.0  # seconds: an epoch may take one, and writing weights to disk as long
 SAVE_SHARE = 0.05  # of the time, at most, goes into saving
 LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 
@@ -241,7 +240,8 @@ class Training:
 
     def _pause(self) -> None:
         """Between two steps: save if it is time to; stop if somebody asked. All processes do the same."""
-        due = time.monotonic() - self.saved > max(SAVE_EVERY, self.saving / SAVE_SHARE)
+        every = self.config.save_every
+        due = not every or time.monotonic() - self.saved > max(every, self.saving / SAVE_SHARE)
         if self.world.any(due or bool(self.stop.wanted)):
             self.check()
             self._save()
