@@ -198,18 +198,20 @@ def test_curves_that_cross_are_said_to_cross_where_they_do():
 def test_a_crossing_within_the_noise_is_said_to_be_uncertain():
     cnn, vit = [[0.50, 0.60, 0.40], [0.60, 0.62, 0.64]], [[0.49, 0.45, 0.53], [0.80, 0.82, 0.84]]
     (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 1000)).says()
-    assert "whether, is uncertain" in line
+    assert "whether they cross is uncertain" in line
     assert compare("a", "b", [Gap(10, 0.1, None), Gap(20, -0.1, None)]).endswith("is uncertain.")
 
 
 def test_curves_that_do_not_cross_are_not_said_to():
     assert crossing(Gap(100, 0.1, None), Gap(200, 0.0, None)) is None
     assert crossing(Gap(10, 0.03, None), Gap(1000, -0.01, None)) == pytest.approx(10**2.5)
-    line = compare("a", "b", [Gap(10, -0.1, 0.01), Gap(20, -0.01, 0.01)])
+    line = compare("a", "b", [Gap(10, -0.1, 0.01, 3), Gap(20, -0.01, 0.01, 3)])
     assert line.startswith("b is ahead of a at every size from 10 to 20 images, by 1.0 to 10.0 points")
-    assert line.endswith("At 20 images the difference is within two standard errors.")
-    assert compare("a", "b", [Gap(10, 0.01, 0.01)]) == "a and b cannot be told apart: 1.0 ± 1.0 points for a."
-    assert compare("a", "b", [Gap(10, -0.05, 0.01)]) == "b is ahead of a by 5.0 ± 1.0 points."
+    assert line.endswith("At 20 images it may be chance: the 95 % interval holds zero.")
+    assert compare("a", "b", [Gap(10, -0.05, 0.01, 3)]) == "b is ahead of a by 5.0 ± 1.0 points."
+    for seeds, sure in ((2, False), (3, False), (4, True)):  # Student's t: 12.7, 4.3 and 3.2 standard errors
+        assert Gap(10, 0.04, 0.01, seeds).sure == sure
+    assert compare("a", "b", [Gap(10, 0.04, 0.01, 3)]) == "a and b cannot be told apart: 4.0 ± 1.0 points for a."
 
 
 def test_gaps_pair_the_seeds():

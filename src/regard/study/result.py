@@ -31,11 +31,14 @@ class Gap(NamedTuple):
     mean: float
     error: float | None
     """Standard error of the mean; None of one seed."""
+    seeds: int = 1
 
     @property
     def sure(self) -> bool:
-        """Whether the difference exceeds two standard errors."""
-        return self.error is not None and abs(self.mean) > 2 * self.error
+        """Whether the 95 % interval (Student's t: wide for few seeds) leaves out zero."""
+        from scipy.stats import t
+
+        return self.error is not None and abs(self.mean) > float(t.ppf(0.975, self.seeds - 1)) * self.error
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Result:
             seeds = [s for a, n, s in found if (a, n) == (one, images) and (other, images, s) in found]
             if values := [found[one, images, s] - found[other, images, s] for s in seeds]:
                 error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-                gaps.append(Gap(images, statistics.fmean(values), error))
+                gaps.append(Gap(images, statistics.fmean(values), error, len(values)))
         return gaps
 
     def says(self) -> list[str]:
@@ -155,7 +158,7 @@ def crossing(before: Gap, after: Gap) -> float | None:
 def compare(one: str, other: str, gaps: list[Gap]) -> str:
     """In a sentence, who is ahead, and whether and where that changes.
 
-    >>> compare("cnn", "vit", [Gap(100, 0.05, 0.01), Gap(1000, 0.02, 0.002)])
+    >>> compare("cnn", "vit", [Gap(100, 0.05, 0.01, 5), Gap(1000, 0.02, 0.002, 5)])
     'cnn is ahead of vit at every size from 100 to 1,000 images, by 2.0 to 5.0 points: the curves do not cross.'
     """
     if not gaps:
@@ -169,7 +172,7 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
         ahead, behind = (one, other) if total >= 0 else (other, one)
         sizes = [100 * abs(gap.mean) for gap in gaps]
         unsure = [f"{gap.images:,}" for gap in gaps if not gap.sure]
-        but = f" At {', '.join(unsure)} images the difference is within two standard errors." if unsure else ""
+        but = f" At {', '.join(unsure)} images it may be chance: the 95 % interval holds zero." if unsure else ""
         return (
             f"{ahead} is ahead of {behind} at every size from {first:,} to {last:,} images, by {min(sizes):.1f} to "
             f"{max(sizes):.1f} points: the curves do not cross.{but}"
@@ -182,7 +185,9 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
             f"{right} beyond (by {_points(after)} at {after.images:,})"
         )
     doubt = not all(before.sure and after.sure for before, after, _ in turns)
-    but = " A difference beside a crossing is within two standard errors: where it is, and whether, is uncertain."
+    but = (
+        " Beside a crossing a difference may be chance (its 95 % interval holds zero): whether they cross is uncertain."
+    )
     return "; ".join(parts) + "." + (but if doubt else "")
 
 
