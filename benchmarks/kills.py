@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -20,13 +21,21 @@ import torch
 from safetensors.torch import load_file
 
 
-def life(out: Path, seconds: float | None, workers: int) -> int:
-    """One process on the run, for so many seconds or to its end; its exit code."""
-    words = ["train", "digits", "--out", str(out), "--resume", "--quiet", "--save-every", "0", "--epochs", "12",
+def life(out: Path, seconds: float | None, workers: int, early: bool = False) -> int:
+    """One process on the run, killed so many seconds after it began to train (or, early, to be); its exit code."""
+    words = ["train", "digits", "--out", str(out), "--resume", "--save-every", "0", "--epochs", "12",
              "--accumulate", "2", "--dropout", "0.1", "--optimizer", "muon", "--explain", "0", "--device", "cpu",
              "--workers", str(workers)]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "regard", *words], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "regard", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stderr
+    if not early:
+        next((line for line in process.stderr if "run folder" in line), None)
+    # What it says from here on must be read, or it would wait for a reader.
+    threading.Thread(target=process.stderr.read, daemon=True).start()
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -50,10 +59,11 @@ def main(kills: int, seed: int) -> None:
         print(f"left alone: {updates(whole)} updates in {time.monotonic() - begun:.0f} s", flush=True)
         died = 0
         while died < kills:
-            seconds = draw.uniform(3.0, 9.0)
-            code = life(run, seconds, draw.choice([0, 2]))
+            seconds, early = draw.uniform(0.05, 3.0), draw.random() < 0.15
+            code = life(run, seconds, draw.choice([0, 2]), early)
             died += code == -signal.SIGKILL
-            print(f"kill {died}: after {seconds:.2f} s, at update {updates(run)}", flush=True)
+            of = "being" if early else "training"
+            print(f"kill {died}: after {seconds:.2f} s of {of}, at update {updates(run)}", flush=True)
             if code == 0:
                 raise SystemExit("the run ended before it had been killed often enough: give it more --epochs")
         assert life(run, None, 1) == 0

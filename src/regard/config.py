@@ -221,8 +221,8 @@ class RunConfig:
     """Moves of the weights, in place of epochs: small data then trains as long as large."""
     images: int | None = None
     """Use only so many training images, as many of each class, drawn by `seed`; few are part of more. Default: all."""
-    batch: int = 64
-    """Images a step."""
+    batch: int | Literal["auto"] = 64
+    """Images a step, over all processes; auto: the most that a GPU can hold."""
     accumulate: int = 1
     """Steps whose gradients are added before the weights move: an effective batch of batch × accumulate."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
@@ -315,7 +315,7 @@ class RunConfig:
     explain: int = 6
     """Test images explained in the report."""
     save_every: float = 30.0
-    """Seconds between saves of the state that `regard resume` goes on from; more where saving is slow. 0: every step."""
+    """Seconds between saves of the state that `regard resume` goes on from; more where saving is slow; 0: each step."""
     keep: int = 0
     """Weights of so many latest epochs kept, beside best and last."""
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -326,6 +326,12 @@ class RunConfig:
     """Of several processes (torchrun), let each hold a part of the weights (FSDP2), not all of them (DDP)."""
     timeout: float = 600.0
     """Seconds after which a process that does not answer the others is taken for lost."""
+
+    @property
+    def images_a_step(self) -> int:
+        """`batch`, once it has been found out."""
+        assert self.batch != "auto"
+        return self.batch
 
 
 MODEL_FIELDS = (

@@ -27,7 +27,7 @@ from regard.nn.lora import merged
 from regard.predictor import Predictor, build
 from regard.report import write_report
 from regard.tasks import Classification
-from regard.training import ALONE, History, State, Training, World, adapt, save_state
+from regard.training import ALONE, History, State, Training, World, adapt, largest_batch, save_state
 from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
 
 
@@ -66,7 +66,7 @@ class Plan:
         return Loader(
             self.images,
             self.part(part),
-            self.config.batch,
+            self.config.images_a_step,
             workers=self.config.workers or 0,
             rank=world.rank,
             ranks=world.size,
@@ -84,7 +84,12 @@ def make_plan(
     state: State | None = None,
 ) -> Plan:
     """Everything but the run folder. `start` are weights to begin with; `splits` and `state` are a running run's."""
-    note = "as they were"
+    note, device = "as they were", torch.device(config.device)
+    torch.manual_seed(config.seed)
+    model = _starting_model(config, len(found.source.classes), start, state, progress).to(device)
+    model.checkpointing = config.checkpointing
+    parameters = sum(p.numel() for p in model.parameters())
+    adapt(model, config)
     if splits is None:
         splits, note = split(found, config.split_seed, config.holdout)
         splits = [name if digest else "unreadable" for name, digest in zip(splits, found.digests, strict=True)]
@@ -92,20 +97,9 @@ def make_plan(
             splits = keep_some(found, splits, config.images, config.seed)
             note += f"; {config.images} training images are used, drawn with seed {config.seed}"
         progress.say(f"splits: {note}")
-        count = splits.count("train")
-        if origins["batch"] != "flag" and count < 10 * config.batch:  # few images: still ten steps an epoch
-            config = change(config, {"batch": max(4, count // 10)})
-            origins["batch"] = "auto"
-        if config.steps is not None:
-            an_epoch = math.ceil(math.ceil(count / config.batch) / config.accumulate)
-            config, origins["epochs"] = change(config, {"epochs": math.ceil(config.steps / an_epoch)}), "auto"
+        config = _in_steps(config, origins, splits.count("train"), model, device)
         chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
         progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
-    torch.manual_seed(config.seed)
-    model = _starting_model(config, len(found.source.classes), start, state, progress).to(torch.device(config.device))
-    model.checkpointing = config.checkpointing
-    parameters = sum(p.numel() for p in model.parameters())
-    adapt(model, config)
     size, channels = model.config.size, model.config.channels
     images = Images(found, size, channels)
     if state:
@@ -116,6 +110,22 @@ def make_plan(
         train = [number for number, its in enumerate(splits) if its == "train"]
         preparation = Preparation(size, channels, *statistics(images, train))
     return Plan(found, config, origins, splits, note, model, parameters, images, preparation, start)
+
+
+def _in_steps(
+    config: RunConfig, origins: dict[str, Origin], count: int, model: Network, device: torch.device
+) -> RunConfig:
+    """With a batch for so many training images, and as many epochs as the steps asked for take."""
+    few = max(4, count // 10)  # still ten steps an epoch
+    if config.batch == "auto":
+        task = Classification(config.smoothing, config.loss)
+        config, origins["batch"] = change(config, {"batch": largest_batch(model, task, config, device, few)}), "auto"
+    elif origins["batch"] != "flag" and count < 10 * config.batch:
+        config, origins["batch"] = change(config, {"batch": few}), "auto"
+    if config.steps is not None:
+        an_epoch = math.ceil(math.ceil(count / config.images_a_step) / config.accumulate)
+        config, origins["epochs"] = change(config, {"epochs": math.ceil(config.steps / an_epoch)}), "auto"
+    return config
 
 
 def _starting_model(
@@ -221,7 +231,7 @@ def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress
         Loader(
             varied,
             plan.part("train"),
-            config.batch,
+            config.images_a_step,
             shuffle=config.seed,
             workers=config.workers or 0,
             rank=world.rank,
@@ -288,7 +298,7 @@ def rehearse(plan: Plan, progress: Progress) -> str:
         def __getattr__(self, name: str) -> Any:
             return lambda *_: None
 
-    few = Loader(plan.images, plan.part("val")[: plan.config.batch], plan.config.batch)
+    few = Loader(plan.images, plan.part("val")[: plan.config.images_a_step], plan.config.images_a_step)
     training = make_training(plan, few, Nowhere(), progress, ALONE)
     parts = [part for _, (part, _) in zip(range(plan.config.accumulate), training._batches(), strict=False)]
     plan.model.train()
@@ -300,13 +310,13 @@ def rehearse(plan: Plan, progress: Progress) -> str:
         times.append(time.monotonic() - begun)
     begun = time.monotonic()
     training.evaluate(plan.model, lambda *_: None)
-    judged = (time.monotonic() - begun) * -(-plan.splits.count("val") // plan.config.batch)
+    judged = (time.monotonic() - begun) * -(-plan.splits.count("val") // plan.config.images_a_step)
     seconds = times[1] * training.steps + judged * plan.config.epochs + times[0]
     memory = torch.cuda.max_memory_allocated() if plan.device.type == "cuda" else None
     rows = [
         ("parameters", f"{plan.parameters:,}"),
         ("images", ", ".join(f"{name} {plan.splits.count(name):,}" for name in ("train", "val", "test"))),
-        ("steps", f"{training.steps:,} of {plan.config.batch * plan.config.accumulate} images"),
+        ("steps", f"{training.steps:,} of {plan.config.images_a_step * plan.config.accumulate} images"),
         ("first loss", f"{loss:.3f}"),
         ("a step", f"{times[1] * 1000:.0f} ms (the first one {times[0]:.1f} s)"),
         ("an epoch", f"{times[1] * training.steps / plan.config.epochs + judged:.0f} s with validation"),

@@ -232,6 +232,35 @@ def test_memory_that_never_suffices_is_an_error(picture_folder, tmp_path, monkey
         quick(picture_folder, tmp_path / "run")
 
 
+@pytest.mark.parametrize(("room", "most", "expected"), [(20, 64, 16), (1000, 64, 64), (1000, 50, 32), (1, 64, None)])
+def test_the_largest_batch_is_found_by_trying(monkeypatch, room, most, expected):
+    from regard.config import RunConfig
+    from regard.tasks import Classification
+    from regard.training.fits import _try_out
+
+    def scarce(call, loss, targets):
+        if len(targets) > room:
+            raise torch.OutOfMemoryError("out of memory")
+        return loss
+
+    Trouble(monkeypatch, scarce)
+    model = regard.create("resnet_nano", classes=3, size=16)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    arguments = (model, Classification(), RunConfig(precision="fp32"), torch.device("cpu"), most)
+    if expected is None:
+        with pytest.raises(RunError, match="not even two images"):
+            _try_out(*arguments)
+    else:
+        assert _try_out(*arguments) == expected
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_batch_found_by_itself_needs_a_gpu(picture_folder, tmp_path):
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        quick(picture_folder, tmp_path / "run", batch="auto")
+
+
 def test_a_few_unreadable_images_are_left_out_and_listed(tmp_path):
     folder = make_folder(tmp_path / "data", per_class=20)
     (folder / "red" / "03.png").write_bytes(b"not a picture")

@@ -174,7 +174,7 @@ _BELOW = {
 def _check(config: RunConfig) -> None:
     """Values of the right type that still make no sense."""
     for name, least in _AT_LEAST.items():
-        if (value := getattr(config, name)) is not None and value < least:
+        if (value := getattr(config, name)) not in (None, "auto") and value < least:
             raise ConfigError(f"{name}={value} is too small", do=f"give --{name} at least {least}")
     for name, most in _BELOW.items():
         if not 0 <= getattr(config, name) < most:

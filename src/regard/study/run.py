@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import replace
 
@@ -78,7 +77,7 @@ def _settled(study: Study, found: Scan) -> Study:
         )
     settings = {"explain": 0} | study.settings
     if sizes:  # a run alone would make its batch smaller where images are few
-        settings = {"batch": min(config.batch, sizes[0])} | settings
+        settings = {"batch": min(config.images_a_step, sizes[0])} | settings
     return replace(study, sizes=sizes, settings=settings)
 
 
@@ -105,9 +104,8 @@ def _finished(study: Study, trial: Trial) -> bool:
 
 def _make(study: Study, trial: Trial) -> float:
     path = study.out / "runs" / trial.name
-    shutil.rmtree(path, ignore_errors=True)  # what a stopped study left of this run
     settings = {name: value for name, value in trial.settings.items() if value is not None}
-    run: Run = api.train(study.data, out=path, quiet=True, **settings)
+    run: Run = api.train(study.data, out=path, quiet=True, resume=True, **settings)
     return run.read_json("summary.json")["figures"]["accuracy"]["value"]
 
 

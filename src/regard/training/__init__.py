@@ -2,6 +2,7 @@
 
 from regard.training.adapt import adapt, layer_numbers
 from regard.training.distributed import ALONE, World, joined
+from regard.training.fits import largest_batch
 from regard.training.loop import History, Training
 from regard.training.optim import Average, Muon, learning_rate, make_optimizers
 from regard.training.state import State, load_state, save_state
@@ -10,5 +11,5 @@ from regard.training.stopping import Stop
 
 __all__ = [
     "ALONE", "Average", "History", "Muon", "State", "Step", "Stop", "Training", "World", "adapt", "joined",
-    "layer_numbers", "learning_rate", "load_state", "make_optimizers", "save_state",
+    "largest_batch", "layer_numbers", "learning_rate", "load_state", "make_optimizers", "save_state",
 ]  # fmt: skip

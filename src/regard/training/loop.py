@@ -133,7 +133,7 @@ class Training:
             if self.average:
                 self.average.update()
             history.updates += 1
-            history.samples = min(size, history.samples + config.batch * len(group))
+            history.samples = min(size, history.samples + config.images_a_step * len(group))
             self.unseen.append((bad.clone(), [n for _, numbers in group for n in numbers]))
             if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.updates == self.steps:
                 self._look()
@@ -202,7 +202,7 @@ class Training:
         except BaseException:
             self._swap()
             raise
-        loss = self.world.sums([float(self.total)])[0] / -(-history.samples // self.config.batch)
+        loss = self.world.sums([float(self.total)])[0] / -(-history.samples // self.config.images_a_step)
         history.seconds = time.monotonic() - self.began
         rate = learning_rate(history.updates - 1, self.steps, self.config.lr, self.config.warmup)
         row = {

@@ -127,7 +127,7 @@ class Step:
 
     def _whole(self, parts: list[Part]) -> tuple[Tensor, Tensor]:
         x, targets, _ = parts[0]
-        usual = len(x) == -(-self.config.batch // self.world.size)
+        usual = len(x) == -(-self.config.images_a_step // self.world.size)
         if not (self.recordable and usual and self.done >= WARM):
             self.done += usual
             # Compiling for a size that comes once an epoch is not worth its time.

@@ -1,0 +1,51 @@
+"""How many images a step can hold: found by trying, since no sum of tensors tells what kernels need beside them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from regard.config import RunConfig
+from regard.errors import ConfigError, RunError
+from regard.networks import Network
+from regard.tasks import Task
+from regard.training.step import mixed
+
+MOST = 4096
+
+
+def largest_batch(model: Network, task: Task, config: RunConfig, device: torch.device, most: int = MOST) -> int:
+    """The largest power of two, up to `most`, of images whose gradients fit in memory beside the optimizer's state."""
+    if device.type != "cuda":
+        raise ConfigError("batch='auto' needs a GPU: where a computer's own memory ends cannot be tried out")
+    best = _try_out(model, task, config, device, most)
+    torch.cuda.empty_cache()
+    return best
+
+
+def _try_out(model: Network, task: Task, config: RunConfig, device: torch.device, most: int) -> int:
+    twin, best = copy.deepcopy(model).train(), 0  # what is tried leaves no trace in the model
+    held = [torch.empty_like(p) for p in twin.parameters() for _ in range(3)]  # two moments and an average
+    shape = (model.config.channels, *model.config.size)
+    while 2 * max(best, 1) <= most:
+        batch = 2 * max(best, 1)
+        try:
+            with mixed(config, device):
+                output = twin(torch.zeros(batch, *shape, device=device), lean=True)
+                loss = task.loss(output, torch.zeros(batch, model.config.classes, device=device))
+            loss.backward()
+        except torch.OutOfMemoryError:
+            break
+        best = batch
+        _forget(twin)
+    del held
+    if not best:
+        raise RunError("not even two images fit in memory", do="give a smaller --size or --model, or --checkpointing")
+    return best
+
+
+def _forget(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
