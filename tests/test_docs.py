@@ -41,7 +41,7 @@ def execute(words: list[str], place: Path) -> str:
 
 def test_commands_and_programs_of_the_readme_run_as_written(place):
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 7
+    assert len(commands) == 10
     for line in commands:
         execute(["sh", "-c", line], place)
     assert (place / "answers.csv").read_text().count("\n") == 21
@@ -61,7 +61,7 @@ def test_commands_and_programs_of_the_readme_run_as_written(place):
 def test_commands_and_programs_of_the_transfer_page_run_as_written(place):
     text = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
     commands = [line for block in blocks("bash", text) for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 7
+    assert len(commands) == 10
     for line in commands:
         execute(["sh", "-c", line], place)
     made = {path.parent.name for path in (place / "runs").glob("**/transfer.json")}

@@ -271,7 +271,8 @@ def train(
     out = settings.get("out")
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
-        return go_on(out, data=data, quiet=quiet, command=command)
+        changes = {name: settings[name] for name in _CHANGEABLE if name in settings}
+        return go_on(out, data=data, quiet=quiet, command=command, **changes)
     asked = change(RunConfig(), settings)
     with joined(torch.device(pick_device(asked.device)), asked.timeout) as world:
         progress = Progress(quiet or not world.first)
@@ -298,7 +299,7 @@ def train(
     return run
 
 
-_CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every")
+_CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every", "shard")
 
 
 def resume(
@@ -307,7 +308,7 @@ def resume(
     """Go on with a run that was stopped, exactly where it was; `data` if its data has been moved.
 
     Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile,
-    save_every.
+    save_every, shard.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> resume(run.path, quiet=True).path == run.path

@@ -34,6 +34,7 @@ def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
             if case == "kill" and first:
                 os.kill(os.getpid(), signal.SIGKILL)
             if case == "hang":
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 time.sleep(1000)
         return rate(done, *rest)
 
