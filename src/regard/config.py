@@ -311,7 +311,7 @@ class RunConfig:
     compile: bool | None = None
     """Compile the model. Default: on a GPU only."""
     workers: int | None = None
-    """Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 8."""
+    """Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 16."""
     explain: int = 6
     """Test images explained in the report."""
     save_every: float = 30.0

@@ -85,7 +85,7 @@ def to_tensor(image: Any, path: object) -> Tensor:
         if mode in ("LA", "La"):
             pixels = pixels[..., 0]
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # a view: the channels of a pixel stay side by side
 
 
 def checked(values: np.ndarray, where: object) -> np.ndarray:

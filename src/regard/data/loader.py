@@ -109,6 +109,10 @@ CROPS = {"resized": random_crop, "simple": simple_crop}
 def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     if tuple(pixels.shape[1:]) == size:
         return pixels
+    if len(size) == 2 and pixels.dtype == torch.uint8 and pixels.device.type == "cpu":
+        # As bytes with the channels of a pixel side by side, this takes a tenth of the time it takes as floats.
+        near = pixels[None].contiguous(memory_format=torch.channels_last)
+        return F.interpolate(near, size=size, mode="bilinear", antialias=True)[0]
     if len(size) == 2:
         resized = F.interpolate(to_float(pixels)[None], size=size, mode="bilinear", antialias=True)
     else:
@@ -210,6 +214,7 @@ class Loader:
                 num_workers=workers,
                 collate_fn=_collate_or_error,
                 persistent_workers=True,
+                pin_memory=torch.cuda.is_available(),
                 worker_init_fn=_leave_signals,
                 generator=torch.Generator(),
             )

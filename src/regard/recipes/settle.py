@@ -117,7 +117,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
     in_memory = bool(scan.cache) and (config.crop or crop) not in CROPS
     # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
     forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
-    workers = min(8, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
+    workers = min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
     return {
         "size": size,
         "channels": scan.channels,
