@@ -120,6 +120,24 @@ class ViTConfig:
 
 
 @dataclass(frozen=True)
+class MAEConfig:
+    """What makes a masked autoencoder of a Vision Transformer; the decoder's MLPs are four times as wide as it is."""
+
+    mask: float = 0.75
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask < 1:
+            raise ConfigError(f"mask={self.mask} is no share that hides some patches", do="give one between 0 and 1")
+        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} makes no decoder", do=f"give {name} at least 1")
+
+
+@dataclass(frozen=True)
 class Augment:
     """How training images are varied. Everything off leaves them as they are."""
 
@@ -140,7 +158,8 @@ class RunConfig:
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
     recipe: str | None = None
-    """Named settings to start from: default, small_images, cifar or digits. Default: by the data."""
+    """Named settings to start from: default, small_images, cifar or digits; to pre-train, mae or mae_small.
+    Default: by the data."""
     out: str | None = None
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100
@@ -231,6 +250,22 @@ class RunConfig:
     """Share of images that may be unreadable: they are listed and left out. More, and nothing is trained."""
     timeout: float = 600.0
     """Seconds after which a process that does not answer the others is taken for lost."""
+
+
+@dataclass(frozen=True)
+class PretrainConfig(RunConfig):
+    """Everything that decides a run of pre-training by masked patches: a training run's settings, and these."""
+
+    mask: float = 0.75
+    """Share of each image's patches that is hidden and has to be filled in."""
+    decoder_width: int = 512
+    """Numbers a token in the decoder, which fills them in and is not used afterwards."""
+    decoder_depth: int = 8
+    """Blocks of the decoder."""
+    decoder_heads: int = 16
+    """Attention heads of the decoder."""
+    normalise: bool = True
+    """Fill in pixels relative to the mean and deviation of their own patch; if not, pixels as they are."""
 
 
 Origin = Literal["default", "recipe", "flag", "auto"]
