@@ -7,7 +7,7 @@ import json
 import types
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.errors import ConfigError, RunError, did_you_mean
 
@@ -155,6 +155,8 @@ class Augment:
 class RunConfig:
     """Everything that decides a training run. The command line's flags and the API's keywords are these."""
 
+    labelled: ClassVar[bool] = True
+
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
     recipe: str | None = None
@@ -256,6 +258,8 @@ class RunConfig:
 class PretrainConfig(RunConfig):
     """Everything that decides a run of pre-training by masked patches: a training run's settings, and these."""
 
+    labelled: ClassVar[bool] = False
+
     mask: float = 0.75
     """Share of each image's patches that is hidden and has to be filled in."""
     decoder_width: int = 512
@@ -266,6 +270,9 @@ class PretrainConfig(RunConfig):
     """Attention heads of the decoder."""
     normalise: bool = True
     """Fill in pixels relative to the mean and deviation of their own patch; if not, pixels as they are."""
+
+    def autoencoder(self) -> MAEConfig:
+        return MAEConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
 
 
 Origin = Literal["default", "recipe", "flag", "auto"]

@@ -24,7 +24,7 @@ from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
 from regard.predictor import Predictor
 from regard.report import write_report
-from regard.tasks import Classification
+from regard.tasks import Classification, Learning
 from regard.training import ALONE, History, Training, World, load_state, save_state
 from regard.weights import Checkpoint, Run, open_weights, save_checkpoint, write_text
 
@@ -55,6 +55,31 @@ class Plan:
     def classes(self) -> tuple[str, ...]:
         return self.found.source.classes
 
+    @property
+    def network(self) -> Network:
+        """What the run is for: the network that its checkpoints hold."""
+        return self.model
+
+    @staticmethod
+    def assemble(network: Network, config: RunConfig) -> Network:
+        """What is trained, made of that network."""
+        return network
+
+    def task(self) -> Learning:
+        return Classification(self.config.smoothing)
+
+    def augmenter(self, augment: Augment) -> Augmenter:
+        return Augmenter(augment, self.config.seed, self.preparation.mean, self.preparation.std, len(self.classes))
+
+    def judge(self, model: nn.Module, validation: Loader, tick: Callable[..., None], world: World) -> dict[str, float]:
+        """Validation figures: weights are kept by the highest accuracy, or if there is none by the lowest loss."""
+        task = Classification(self.config.smoothing)
+        return quick_figures(model, task, validation, self.preparation, self.device, tick, world.sums)
+
+    def keep(self, run: Run, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the trained weights those that a checkpoint holds; what else is needed is written beside it."""
+        return weights
+
     def part(self, name: str) -> list[int]:
         return [number for number, its in enumerate(self.splits) if its == name]
 
@@ -76,6 +101,7 @@ def make_plan(
     origins: dict[str, Origin],
     splits: list[str] | None,
     progress: Progress,
+    kind: type[Plan] = Plan,
 ) -> Plan:
     """Everything but the run folder; `splits` are those of a run that goes on."""
     note = "as they were"
@@ -90,17 +116,18 @@ def make_plan(
         chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
         progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     torch.manual_seed(config.seed)
-    model: Network = registry.build(
+    network: Network = registry.build(
         config.model,
         classes=len(found.source.classes),
         **{name: value for name in _MODEL_FIELDS if (value := getattr(config, name)) is not None},
-    ).to(torch.device(config.device))
+    )
+    model = kind.assemble(network, config).to(torch.device(config.device))
     model.checkpointing = config.checkpointing
-    size, channels = model.config.size, model.config.channels
+    size, channels = network.config.size, network.config.channels
     images = Images(found, size, channels)
     train = [number for number, its in enumerate(splits) if its == "train"]
     preparation = Preparation(size, channels, *statistics(images, train))
-    return Plan(found, config, origins, splits, note, model, images, preparation)
+    return kind(found, config, origins, splits, note, model, images, preparation)
 
 
 def open_folder(plan: Plan, data: str, command: str, environment: dict[str, Any], progress: Progress) -> Run:
@@ -148,7 +175,8 @@ class Folder:
         plan, config = self.plan, self.plan.config
         self.run.write_rows("metrics.csv", history.rows)
         row = (history.best or {}) if name == "best" else history.rows[-1]
-        about = Checkpoint(config.model, to_dict(plan.model.config), plan.classes, plan.preparation, row, weights)
+        kept = plan.keep(self.run, name, weights)
+        about = Checkpoint(config.model, to_dict(plan.network.config), plan.classes, plan.preparation, row, kept)
         save_checkpoint(self.run.checkpoint(name), about)
         for old in sorted(self.run.checkpoint("best").parent.glob("epoch-*.safetensors"))[: -config.keep or None]:
             old.unlink(missing_ok=True)
@@ -168,16 +196,15 @@ class Folder:
 
 def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress, world: World) -> Training:
     config, device = plan.config, plan.device
-    task = Classification(config.smoothing)
     varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop == "resized", seed=config.seed)
     augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
 
     def evaluate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
-        return quick_figures(model, task, validation, plan.preparation, device, tick, world.sums)
+        return plan.judge(model, validation, tick, world)
 
     return Training(
         plan.model,
-        task,
+        plan.task(),
         Loader(
             varied,
             plan.part("train"),
@@ -187,7 +214,7 @@ def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress
             rank=world.rank,
             ranks=world.size,
         ),
-        Augmenter(augment, config.seed, plan.preparation.mean, plan.preparation.std, len(plan.classes)),
+        plan.augmenter(augment),
         config,
         device,
         evaluate,

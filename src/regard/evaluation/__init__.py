@@ -2,19 +2,24 @@
 
 from regard.evaluation.classify import Evaluation, evaluate, features_of, predict_loader, quick_figures
 from regard.evaluation.probe import Parts, Probe, check_probes, run_probes
+from regard.evaluation.reconstruct import Reconstruction, mean_loss, reconstruct, reconstruction_losses
 from regard.evaluation.unseen import choose_samples, probe_parts, seen_samples
 
 __all__ = [
     "Evaluation",
     "Parts",
     "Probe",
+    "Reconstruction",
     "check_probes",
     "choose_samples",
     "evaluate",
     "features_of",
+    "mean_loss",
     "predict_loader",
     "probe_parts",
     "quick_figures",
+    "reconstruct",
+    "reconstruction_losses",
     "run_probes",
     "seen_samples",
 ]

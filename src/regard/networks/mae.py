@@ -20,7 +20,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of
 from regard.networks import Network
 from regard.networks.vit import ViT
-from regard.nn import EncoderBlock, GridPositions, patchify
+from regard.nn import EncoderBlock, GridPositions, patchify, unpatchify
 
 
 class MAEOutput(NamedTuple):
@@ -105,11 +105,24 @@ class MaskedAutoencoder(Network):
 
     def wanted(self, x: Tensor) -> Tensor:
         """The pixels of all patches; by default each patch normalised by its own mean and deviation (section 3)."""
+        patches, mean, deviation = self._cut(x)
+        return (patches - mean) / deviation
+
+    def filled_in(self, x: Tensor, output: MAEOutput) -> Tensor:
+        """The input with its hidden patches as predicted, (B, channels, *size).
+
+        What is predicted relative to a patch's own mean and deviation is painted with these, as in the paper's figures.
+        """
+        patches, mean, deviation = self._cut(x)
+        painted = torch.where(output.hidden[..., None], output.predicted.float() * deviation + mean, patches)
+        return unpatchify(painted, self.encoder.config.patch, tuple(x.shape[2:]))
+
+    def _cut(self, x: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Patches (B, N, pixels), and the mean and deviation that each is normalised by."""
         patches = patchify(x.float(), self.encoder.config.patch)
         if not self.config.normalise:
-            return patches
-        mean, variance = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
-        return (patches - mean) / (variance + 1e-6).sqrt()
+            return patches, 0.0, 1.0
+        return patches, patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         return self.encoder.token_map(size)

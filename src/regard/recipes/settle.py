@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from regard.config import Origin, RunConfig, change, to_dict
+from regard.config import Origin, PretrainConfig, RunConfig, change, to_dict
 from regard.data import Scan
 from regard.errors import ConfigError
 from regard.recipes import find
@@ -16,28 +16,39 @@ from regard.registry import find as find_model
 SMALL_SIDE = 64
 
 
-def check_settings(settings: dict[str, Any]) -> None:
+def check_settings(settings: dict[str, Any], kind: type[RunConfig] = RunConfig) -> None:
     """Refuse what can be seen to be wrong before any data is read."""
-    config = change(RunConfig(), settings, "settings")
-    find(config.recipe or "default")
+    config = change(kind(), settings, "settings")
+    if config.recipe:
+        _recipe(config.recipe, kind)
+    if isinstance(config, PretrainConfig):
+        config.autoencoder()
+        for name in settings:
+            if name in _FOR_LABELS:
+                raise ConfigError(
+                    f"{name} is not for pre-training: images have no labels and are varied by crops and flips only",
+                    do=f"leave --{name} out",
+                )
     find_model(config.model)
     pick_device(config.device)
     _check(config)
 
 
-def settle(scan: Scan, settings: dict[str, Any]) -> tuple[RunConfig, dict[str, Origin]]:
+def settle(
+    scan: Scan, settings: dict[str, Any], kind: type[RunConfig] = RunConfig
+) -> tuple[RunConfig, dict[str, Origin]]:
     """The run's settings with nothing left open, and where each came from.
 
     The user's settings win over the recipe, the recipe over the defaults; what is still open is taken
     from the data and the machine.
     """
-    config = change(RunConfig(), settings, "settings")
+    config = change(kind(), settings, "settings")
     named = config.recipe or _fitting_recipe(scan)
-    recipe = find(named)
+    recipe = _recipe(named, kind)
     origins: dict[str, Origin] = dict.fromkeys(to_dict(config), "default")
     origins["recipe"] = "auto"
     for name, value in to_dict(recipe).items():
-        if value != getattr(RunConfig(), name):
+        if value != getattr(kind(), name):
             origins[name] = "recipe"
     config = change(recipe, settings | {"recipe": named}, "settings")
     origins |= dict.fromkeys(settings, "flag")
@@ -50,10 +61,20 @@ def settle(scan: Scan, settings: dict[str, Any]) -> tuple[RunConfig, dict[str, O
 
 
 def _fitting_recipe(scan: Scan) -> str:
+    small = max((max(size) for size in scan.sizes), default=0) <= SMALL_SIDE
+    if not scan.source.labelled:
+        return "mae_small" if small else "mae"
     if scan.source.kind == "digits":
         return "digits"
-    side = max((max(size) for size in scan.sizes), default=0)
-    return "small_images" if side <= SMALL_SIDE else "default"
+    return "small_images" if small else "default"
+
+
+def _recipe(name: str, kind: type[RunConfig]) -> RunConfig:
+    recipe = find(name)
+    if type(recipe) is not kind:
+        command = "pretrain" if isinstance(recipe, PretrainConfig) else "train"
+        raise ConfigError(f"the recipe {name!r} is not for this", do=f"use it with `regard {command}`")
+    return recipe
 
 
 def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
@@ -86,7 +107,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
         "compile": gpu and not config.checkpointing,
         "workers": 0 if in_memory else workers,
-        "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
+        "out": _free_folder(f"runs/{scan.source.name}-{config.model}{'' if config.labelled else '-pretrained'}"),
     }
 
 
@@ -112,6 +133,7 @@ def _free_folder(wish: str) -> str:
     return path
 
 
+_FOR_LABELS = ("smoothing", "rotate", "zoom", "policy", "erase", "mixup", "cutmix")
 _AT_LEAST = {"epochs": 1, "batch": 1, "accumulate": 1, "timeout": 1} | dict.fromkeys(
     (
         "lr",
