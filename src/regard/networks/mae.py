@@ -97,7 +97,7 @@ class MaskedAutoencoder(Network):
     def decode(self, tokens: Tensor, rank: Tensor) -> Tensor:
         """Predicted pixels (B, N, …) of all patches in raster order, from the tokens of the visible ones."""
         tokens = self.bridge(tokens)
-        hidden = self.mask_token.to(tokens.dtype).expand(len(tokens), self.patches - self.visible, -1)
+        hidden = self.mask_token.expand(len(tokens), self.patches - self.visible, -1)
         patches = _pick(torch.cat([tokens[:, self.prefix :], hidden], dim=1), rank)
         tokens = self.positions(torch.cat([tokens[:, : self.prefix], patches], dim=1), self.grid)
         tokens = self.norm(self._through(self.blocks, tokens))
