@@ -273,7 +273,7 @@ def pretrain(
 
     The run's checkpoints hold the encoder, without a head: for `probe`, or to be fine-tuned.
 
-    >>> run = pretrain("digits", patch=2, epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
+    >>> run = pretrain("digits", patch=2, epochs=1, depth=1, explain=0, out=tmp / "pretrained", quiet=True)
     >>> 0 < run.read_json("summary.json")["figures"]["reconstruction_loss"]["value"]
     True
     """
@@ -336,7 +336,7 @@ def resume(
 
     Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile.
 
-    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
+    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "stopped", quiet=True)
     >>> resume(run.path, quiet=True).path == run.path
     True
     """

@@ -66,9 +66,12 @@ def mae() -> PretrainConfig:
 
 
 def mae_small() -> PretrainConfig:
-    """The same for pictures of 16 to 64 pixels, with a network for a CPU.
+    """The same for pictures of 16 to 64 pixels, with a network that a CPU can train.
 
     regard pretrain DATA
+
+    2,000 CIFAR-10 pictures for 60 epochs take one CPU core 3.5 minutes; a linear probe then finds 45.4 % where random
+    weights give 37.8 % (docs/pretrain.md). Longer runs, and the 200 epochs set here, have not been measured.
     """
     return PretrainConfig(
         model="vit_nano", pool="mean", positions="sinusoidal", epochs=200, batch=128, lr=2e-3, crop="resized",
