@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import create, demo, evaluate, load, models, probe, resume, save, train
+    from regard.api import create, demo, evaluate, load, models, pretrain, probe, resume, save, train
     from regard.errors import RegardError
     from regard.geometry import TokenMap
     from regard.nn import attend, capture
@@ -26,6 +26,7 @@ _HOME = {
     "evaluate": "regard.api",
     "load": "regard.api",
     "models": "regard.api",
+    "pretrain": "regard.api",
     "probe": "regard.api",
     "resume": "regard.api",
     "save": "regard.api",
@@ -44,6 +45,7 @@ __all__ = [
     "evaluate",
     "load",
     "models",
+    "pretrain",
     "probe",
     "resume",
     "save",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard import __version__, registry
-from regard.config import RunConfig, change, to_dict
+from regard.config import PretrainConfig, RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import Images, Loader, Preparation, Scan, open_source, scan
 from regard.errors import ConfigError, DataError, did_you_mean
@@ -33,10 +33,11 @@ from regard.evaluation import evaluate as run_evaluation
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.networks import Network
 from regard.predictor import Predictor, build
+from regard.pretraining import Pretraining, finish_pretraining
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_probe
-from regard.runner import finish, fit, kept_splits, make_plan, open_folder, rehearse
-from regard.training import joined, load_state
+from regard.runner import Plan, finish, fit, kept_splits, make_plan, open_folder, rehearse
+from regard.training import History, joined, load_state
 from regard.weights import Checkpoint, Run, name_of, open_start, open_weights, save_checkpoint, write_text
 
 
@@ -92,7 +93,7 @@ def load(path: str | Path, device: str = "auto", quiet: bool = False, heads: int
     """
     given: dict[str, Any] = {} if heads is None else {"heads": heads}
     checkpoint, report = open_weights(path, **given)
-    for line in report.lines() if report.format != "regard" else ():
+    for line in report.lines() if report.format != "regard" or report.untrained else ():
         Progress(quiet).say(line)
     return Predictor(checkpoint, torch.device(pick_device(device)))
 
@@ -133,9 +134,10 @@ def check(data: str | Path, quiet: bool = False) -> Scan:
     return _scan(data, Progress(quiet))
 
 
-def _scan(data: str | Path, progress: Progress) -> Scan:
-    source = open_source(data)
-    progress.say(f"{data}: {source.kind} ({source.why}), {len(source.samples):,} images, {len(source.classes)} classes")
+def _scan(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
+    source = open_source(data, labels)
+    classes = f"{len(source.classes)} classes" if labels else "labels not used"
+    progress.say(f"{data}: {source.kind} ({source.why}), {len(source.samples):,} images, {classes}")
     if source.ignored:
         progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
     with progress.bar("reading", len(source.samples)) as tick:
@@ -205,7 +207,7 @@ def probe(
     if out is not None:
         Run.require_new(Path(out))
     checkpoint, report = open_weights(run, **fields)
-    for line in report.lines() if report.format != "regard" else ():
+    for line in report.lines() if report.format != "regard" or report.untrained else ():
         progress.say(line)
     predictor = Predictor(checkpoint, torch.device(pick_device("auto")))
     found = _scan(data, progress)
@@ -259,44 +261,85 @@ def train(
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
     True
     """
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    check_settings(settings)
     if seeds != 1:
+        settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+        check_settings(settings)
 
         def once(seed: int, out: str) -> Run:
             mine = settings | {"seed": seed, "out": out}
             return train(data, quiet=quiet, command=command, resume=True, **mine)
 
         return repeat(once, str(data), settings, seeds, Progress(quiet))
+    return _start("train", RunConfig, data, settings, quiet, command, resume, dry_run)
+
+
+def pretrain(
+    data: str | Path,
+    *,
+    quiet: bool = False,
+    command: str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a model on images without labels, to fill in hidden patches; the keywords are those of `regard pretrain`.
+
+    The run's checkpoints hold the encoder, without a head: for `probe`, or to be fine-tuned.
+
+    >>> run = pretrain("digits", patch=2, epochs=1, depth=1, explain=0, out=tmp / "pretrained", quiet=True)
+    >>> 0 < run.read_json("summary.json")["figures"]["reconstruction_loss"]["value"]
+    True
+    """
+    return _start("pretrain", PretrainConfig, data, settings, quiet, command, resume, dry_run)
+
+
+def _start(
+    name: str, kind: type[RunConfig], data: str | Path, settings: dict[str, Any], quiet: bool, command: str | None,
+    resume: bool, dry_run: bool,
+) -> Run:  # fmt: skip
+    """A run of either kind, from its settings to its report."""
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    check_settings(settings, kind)
     out = settings.get("out")
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
         changes = {name: settings[name] for name in _CHANGEABLE if name in settings}
         return go_on(out, data=data, quiet=quiet, command=command, **changes)
-    asked = change(RunConfig(), settings)
+    asked = change(kind(), settings)
     with joined(torch.device(pick_device(asked.device)), asked.timeout) as world:
         progress = Progress(quiet or not world.first)
         if out and world.first:
             Run.require_new(Path(out))
-        found = _scan(data, progress)
+        found = _scan(data, progress, kind.labelled)
         found.require_readable(asked.unreadable)
         weights, classes = settings.get("weights"), len(found.source.classes)
         start = open_start(weights, classes, settings) if weights else None
-        config, origins = settle(found, settings, start and start.shape)
+        config, origins = settle(found, settings, start and start.shape, kind)
         config = change(config, {"out": world.agree(config.out or "")})
-        plan = make_plan(found, config, origins, progress, start=start)
+        plan = make_plan(found, config, origins, progress, _plan_of(config), start=start)
         if dry_run:
             print(rehearse(plan, progress))
             return Run(Path(config.out or ""))
         run = Run(Path(config.out or "").expanduser())
         if world.first:
-            command = command or f"regard.train({str(data)!r}, **{settings!r})"
+            command = command or f"regard.{name}({str(data)!r}, **{settings!r})"
             run = open_folder(plan, str(data), command, _environment(plan.device), progress)
         world.wait()
         history = fit(run, plan, progress, world)
     if world.first:
-        finish(run, plan, history, progress)
+        _finish(run, plan, history, progress)
     return run
+
+
+def _plan_of(config: RunConfig) -> type[Plan]:
+    return Plan if config.labelled else Pretraining
+
+
+def _finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
+    if isinstance(plan, Pretraining):
+        finish_pretraining(run, plan, history, progress)
+    else:
+        finish(run, plan, history, progress)
 
 
 _CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every", "shard")
@@ -310,7 +353,7 @@ def resume(
     Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile,
     save_every, shard.
 
-    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
+    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "stopped", quiet=True)
     >>> resume(run.path, quiet=True).path == run.path
     True
     """
@@ -325,18 +368,18 @@ def resume(
         if (opened.path / "summary.json").is_file() and (opened.path / "report.html").is_file():
             progress.say(f"{opened.path} is finished; there is nothing to go on with")
             return opened
-        found = _scan(stored if data is None else data, progress)
+        found = _scan(stored if data is None else data, progress, config.labelled)
         splits = kept_splits(opened, found)
         state = load_state(opened.checkpoint("state"))
         weights, classes = config.weights, len(found.source.classes)
         start = open_start(weights, classes, to_dict(config)) if weights and not state else None
-        plan = make_plan(found, config, origins, progress, start=start, splits=splits, state=state)
+        plan = make_plan(found, config, origins, progress, _plan_of(config), start=start, splits=splits, state=state)
         if world.first:
             line = command or f"regard.resume({str(run)!r}, **{changes!r})"
             write_text(opened.path / "command.txt", (opened.path / "command.txt").read_text() + line + "\n")
         history = fit(opened, plan, progress, world, state)
     if world.first:
-        finish(opened, plan, history, progress)
+        _finish(opened, plan, history, progress)
     return opened
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from regard.config import RunConfig
+from regard.config import PretrainConfig, RunConfig
 from regard.console import Progress, columns
 from regard.errors import ConfigError, DataError, RegardError, did_you_mean
 
@@ -75,10 +75,12 @@ class Train:
     def run(self) -> None:
         from regard import api
 
-        given = _flags(RunConfig)
-        settings = {f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given}
+        given = {name: getattr(self.settings, name) for name in _flags(type(self.settings))}
         extra = {"quiet": self.quiet, "command": _command(), "resume": self.resume, "dry_run": self.dry_run}
-        made = api.train(self.data, seeds=self.seeds, **extra, **settings)
+        if not self.settings.labelled:
+            made = api.pretrain(self.data, **extra, **given)
+        else:
+            made = api.train(self.data, seeds=self.seeds, **extra, **given)
         if self.dry_run:
             return
         if self.seeds == 1:
@@ -88,6 +90,15 @@ class Train:
 
             print(table(made.read_json("summary.json")))
             print(made.path / "summary.json")
+
+
+@dataclass
+class Pretrain(Train):
+    """Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it."""
+
+    data: Positional[str]
+    """A folder of images, a .csv or .tsv with their paths, an .npz, or digits; labels are not used."""
+    settings: OmitArgPrefixes[PretrainConfig]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @dataclass
@@ -440,9 +451,9 @@ class Models:
 
 
 COMMANDS: dict[str, type] = {
-    "demo": Demo, "check": Check, "train": Train, "resume": Resume, "eval": Eval, "probe": Probe, "predict": Predict,
-    "explain": Explain, "inspect": Inspect, "report": Report, "convert": Convert, "study": StudyCommand,
-    "models": Models,
+    "demo": Demo, "check": Check, "train": Train, "pretrain": Pretrain, "resume": Resume, "eval": Eval,
+    "probe": Probe, "predict": Predict, "explain": Explain, "inspect": Inspect, "report": Report,
+    "convert": Convert, "study": StudyCommand, "models": Models,
 }  # fmt: skip
 
 
@@ -522,7 +533,8 @@ def _tell_run(run: Any) -> None:
     if os.environ.get("RANK", "0") != "0":
         return  # of several processes, the first one speaks
     figures = run.read_json("summary.json")["figures"]
-    print(f"accuracy {figures['accuracy']['value']:.4f} "
-          f"(95 % interval {figures['accuracy']['low']:.4f} to {figures['accuracy']['high']:.4f}, "
-          f"n={figures['accuracy']['n']})")  # fmt: skip
+    name = "accuracy" if "accuracy" in figures else "reconstruction_loss"
+    figure = figures[name]
+    print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
+          f"(95 % interval {figure['low']:.4f} to {figure['high']:.4f}, n={figure['n']})")  # fmt: skip
     print(run.path / "report.html")

@@ -7,7 +7,7 @@ import json
 import types
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.errors import ConfigError, RunError, did_you_mean
 
@@ -189,6 +189,24 @@ def _require_shares(config: Any, *names: str) -> None:
 
 
 @dataclass(frozen=True)
+class MAEConfig:
+    """What makes a masked autoencoder of a Vision Transformer; the decoder's MLPs are four times as wide as it is."""
+
+    mask: float = 0.75
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask < 1:
+            raise ConfigError(f"mask={self.mask} is no share that hides some patches", do="give one between 0 and 1")
+        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} makes no decoder", do=f"give {name} at least 1")
+
+
+@dataclass(frozen=True)
 class Augment:
     """How training images are varied. Everything off leaves them as they are."""
 
@@ -207,12 +225,15 @@ class Augment:
 class RunConfig:
     """Everything that decides a training run. The command line's flags and the API's keywords are these."""
 
+    labelled: ClassVar[bool] = True
+
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""
     weights: str | None = None
     """Start from these, with a new head (also --from): a file of any public format, or a run. It says the model."""
     recipe: str | None = None
-    """Named settings: default, small_images, cifar, digits, paper_finetune, deit3 or plain. Default: by the data."""
+    """Named settings: default, small_images, cifar, digits, paper_finetune, deit3 or plain; to pre-train, mae or
+    mae_small. Default: by the data."""
     out: str | None = None
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100
@@ -332,6 +353,27 @@ class RunConfig:
         """`batch`, once it has been found out."""
         assert self.batch != "auto"
         return self.batch
+
+
+@dataclass(frozen=True)
+class PretrainConfig(RunConfig):
+    """Everything that decides a run of pre-training by masked patches: a training run's settings, and these."""
+
+    labelled: ClassVar[bool] = False
+
+    mask: float = 0.75
+    """Share of each image's patches that is hidden and has to be filled in."""
+    decoder_width: int = 512
+    """Numbers a token in the decoder, which fills them in and is not used afterwards."""
+    decoder_depth: int = 8
+    """Blocks of the decoder."""
+    decoder_heads: int = 16
+    """Attention heads of the decoder."""
+    normalise: bool = True
+    """Fill in pixels relative to the mean and deviation of their own patch; if not, pixels as they are."""
+
+    def autoencoder(self) -> MAEConfig:
+        return MAEConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
 
 
 MODEL_FIELDS = (

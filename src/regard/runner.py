@@ -26,7 +26,7 @@ from regard.networks import Network
 from regard.nn.lora import merged
 from regard.predictor import Predictor, build
 from regard.report import write_report
-from regard.tasks import Classification
+from regard.tasks import Classification, Learning
 from regard.training import ALONE, History, State, Training, World, adapt, largest_batch, save_state
 from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
 
@@ -58,6 +58,31 @@ class Plan:
     def tested(self) -> str:
         return "test" if "test" in self.splits else "val"
 
+    @property
+    def network(self) -> Network:
+        """What the run is for: the network that its checkpoints hold."""
+        return self.model
+
+    @staticmethod
+    def assemble(network: Network, config: RunConfig) -> Network:
+        """What is trained, made of that network."""
+        return network
+
+    def task(self) -> Learning:
+        return Classification(self.config.smoothing, self.config.loss)
+
+    def augmenter(self, augment: Augment) -> Augmenter:
+        return Augmenter(augment, self.config.seed, self.preparation.mean, self.preparation.std, len(self.classes))
+
+    def judge(self, model: nn.Module, validation: Loader, tick: Callable[..., None], world: World) -> dict[str, float]:
+        """Validation figures: weights are kept by the highest accuracy, or if there is none by the lowest loss."""
+        task = Classification(self.config.smoothing)
+        return quick_figures(model, task, validation, self.preparation, self.device, tick, world.sums)
+
+    def keep(self, run: Run, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the trained weights those that a checkpoint holds; what else is needed is written beside it."""
+        return merged(weights)
+
     def part(self, name: str) -> list[int]:
         return [number for number, its in enumerate(self.splits) if its == name]
 
@@ -78,6 +103,7 @@ def make_plan(
     config: RunConfig,
     origins: dict[str, Origin],
     progress: Progress,
+    kind: type[Plan] = Plan,
     *,
     start: Start | None = None,
     splits: list[str] | None = None,
@@ -86,7 +112,8 @@ def make_plan(
     """Everything but the run folder. `start` are weights to begin with; `splits` and `state` are a running run's."""
     note, device = "as they were", torch.device(config.device)
     torch.manual_seed(config.seed)
-    model = _starting_model(config, len(found.source.classes), start, state, progress).to(device)
+    network = _starting_model(config, len(found.source.classes), start, state, progress)
+    model = kind.assemble(network, config).to(device)
     model.checkpointing = config.checkpointing
     parameters = sum(p.numel() for p in model.parameters())
     adapt(model, config)
@@ -100,7 +127,7 @@ def make_plan(
         config = _in_steps(config, origins, splits.count("train"), model, device)
         chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
         progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
-    size, channels = model.config.size, model.config.channels
+    size, channels = network.config.size, network.config.channels
     images = Images(found, size, channels)
     if state:
         preparation = make(Preparation, state.about["preparation"])
@@ -109,7 +136,7 @@ def make_plan(
     else:
         train = [number for number, its in enumerate(splits) if its == "train"]
         preparation = Preparation(size, channels, *statistics(images, train))
-    return Plan(found, config, origins, splits, note, model, parameters, images, preparation, start)
+    return kind(found, config, origins, splits, note, model, parameters, images, preparation, start)
 
 
 def _in_steps(
@@ -194,16 +221,15 @@ class Folder:
         plan, config = self.plan, self.plan.config
         self.run.write_rows("metrics.csv", history.rows)
         row = (history.best or {}) if name == "best" else history.rows[-1]
-        about = Checkpoint(
-            config.model, to_dict(plan.model.config), plan.classes, plan.preparation, row, merged(weights)
-        )
+        kept = plan.keep(self.run, name, weights)
+        about = Checkpoint(config.model, to_dict(plan.network.config), plan.classes, plan.preparation, row, kept)
         save_checkpoint(self.run.checkpoint(name), about)
         for old in sorted(self.run.checkpoint("best").parent.glob("epoch-*.safetensors"))[: -config.keep or None]:
             old.unlink(missing_ok=True)
 
     def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         plan = self.plan
-        about = about | {"model": to_dict(plan.model.config), "preparation": asdict(plan.preparation)}
+        about = about | {"model": to_dict(plan.network.config), "preparation": asdict(plan.preparation)}
         sharded = plan.config.shard and self.world.size > 1
         save_state(self.run.checkpoint("state"), tensors, about, self.world, sharded)
 
@@ -218,16 +244,15 @@ class Folder:
 
 def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress, world: World) -> Training:
     config, device = plan.config, plan.device
-    task = Classification(config.smoothing, config.loss)
     varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop, seed=config.seed)
     augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
 
     def evaluate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
-        return quick_figures(model, task, validation, plan.preparation, device, tick, world.sums)
+        return plan.judge(model, validation, tick, world)
 
     return Training(
         plan.model,
-        task,
+        plan.task(),
         Loader(
             varied,
             plan.part("train"),
@@ -237,7 +262,7 @@ def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress
             rank=world.rank,
             ranks=world.size,
         ),
-        Augmenter(augment, config.seed, plan.preparation.mean, plan.preparation.std, len(plan.classes)),
+        plan.augmenter(augment),
         config,
         device,
         evaluate,

@@ -37,7 +37,8 @@ def main(data: str, out: str, update: int, signal: int, where: str, settings: di
         changes = {name: settings[name] for name in ("workers",) if name in settings}
         regard.resume(out, quiet=True, **changes)
     else:
-        regard.train(data, out=out, quiet=True, save_every=0.0, **settings)
+        start = regard.pretrain if settings.pop("pretrain", False) else regard.train
+        start(data, out=out, quiet=True, save_every=0.0, **settings)
 
 
 if __name__ == "__main__":

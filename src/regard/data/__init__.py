@@ -1,6 +1,6 @@
 """From the user's files to batches of tensors: sources, a scan, splits, augmentation, loading."""
 
-from regard.data.augment import Augmenter, normalise, to_float
+from regard.data.augment import Augmenter, Masker, normalise, patch_order, to_float
 from regard.data.folders import find_images
 from regard.data.formats import open_source
 from regard.data.images import SUFFIXES, checked, read_image, to_tensor
@@ -18,6 +18,7 @@ __all__ = [
     "Batch",
     "Images",
     "Loader",
+    "Masker",
     "Preparation",
     "Sample",
     "Scan",
@@ -30,6 +31,7 @@ __all__ = [
     "normalise",
     "open_source",
     "order",
+    "patch_order",
     "read_image",
     "read_mask",
     "scan",

@@ -14,13 +14,15 @@ from regard.errors import DataError
 MAX_BYTES = 8 * 2**30
 
 
-def arrays_source(path: Path) -> Source:
-    """Pictures or volumes with one whole number as label. Nothing in the archive can run."""
+def arrays_source(path: Path, labelled: bool = True) -> Source:
+    """Pictures or volumes with one whole number as label, if they have any. Nothing in the archive can run."""
     arrays = _read(path)
     samples: list[tuple[str, int, str | None]] = []
     pixels: list[np.ndarray] = []
     for prefix in ("train_", "val_", "test_", ""):
         images, labels = arrays.get(f"{prefix}images"), arrays.get(f"{prefix}labels")
+        if images is not None and not labelled:
+            labels = np.zeros(images.shape[:1], dtype=np.int64)
         if images is None and labels is None:
             continue
         if images is None or labels is None:

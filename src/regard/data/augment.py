@@ -214,13 +214,38 @@ class Augmenter:
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
         return erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
 
-    def mix(self, x: Tensor, labels: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+    def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
+        """What is to be learnt of each image: one row a sample, of probabilities."""
+        return F.one_hot(labels, self.classes).float()
+
+    def mix(self, x: Tensor, targets: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """The images of a batch with one another, and their targets."""
-        targets = F.one_hot(labels, self.classes).to(x.dtype)
         return mix(x, targets, self.config, self.seed, epoch, step)
 
     def __call__(self, images: Tensor, labels: Tensor, numbers: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        return self.mix(self.images(images, numbers, epoch), labels, epoch, step)
+        return self.mix(self.images(images, numbers, epoch), self.targets(labels, numbers, epoch), epoch, step)
+
+
+def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: str | torch.device = "cpu") -> Tensor:
+    """A random order of each sample's patches, (B, patches): whoever hides patches hides the last ones.
+
+    >>> order = patch_order(0, 3, torch.tensor([7, 8]), 16)
+    >>> torch.equal(order[1:], patch_order(0, 3, torch.tensor([8]), 16))
+    True
+    """
+    u = torch.from_numpy(uniforms(seed, epoch, numbers.numpy(), patches, use=5)).float()
+    return u.to(device).argsort(dim=1, stable=True)
+
+
+class Masker(Augmenter):
+    """The same for images without labels: what is to be learnt of each are its hidden patches, named by an order."""
+
+    def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], patches: int):
+        super().__init__(config, seed, mean, std, classes=0)
+        self.patches = patches
+
+    def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
+        return patch_order(self.seed, epoch, numbers, self.patches, labels.device)
 
 
 def to_float(images: Tensor) -> Tensor:

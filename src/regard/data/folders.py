@@ -8,7 +8,7 @@ from glob import glob
 from pathlib import Path
 
 from regard.data.images import SUFFIXES
-from regard.data.source import SPLITS, Files, Sample, Source
+from regard.data.source import SPLITS, UNLABELLED, Files, Sample, Source
 from regard.errors import DataError
 
 
@@ -42,21 +42,7 @@ def _require_text(name: str) -> None:
 
 def folder_source(root: Path) -> Source:
     """A folder of class folders, or of train, val and test folders that hold class folders."""
-    folders = _subfolders(root)
-    splits = [p for p in folders if p.name.lower() in SPLITS and _subfolders(p)]
-    if splits and len(splits) < len(folders):
-        odd = ", ".join(p.name for p in folders if p not in splits)
-        raise DataError(
-            f"beside {', '.join(p.name for p in splits)} there is {odd}, which is no split",
-            where=root,
-            do="move it away, or have only train, val and test here",
-        )
-    parts: dict[str, Path] = {}
-    for path in splits:
-        split = SPLITS[path.name.lower()]
-        if split in parts:
-            raise DataError(f"{parts[split].name} and {path.name} are the same split", where=root, do="merge them")
-        parts[split] = path
+    parts = _split_folders(root, [p for p in _subfolders(root) if p.name.lower() in SPLITS and _subfolders(p)])
     why = f"split folders {', '.join(parts)}, each with one folder a class" if parts else "one folder a class"
     parts = parts or {"": root}
     classes = sorted({p.name for part in parts.values() for p in _subfolders(part)})
@@ -72,7 +58,8 @@ def folder_source(root: Path) -> Source:
             f"there are {f'{len(images)} images but' if images else 'no images and'} no class folders with images",
             where=root,
             do="put each class's images into a folder of its own, or list path,label in a .csv beside them "
-            f"(read are {', '.join(sorted(SUFFIXES))}; DICOM and NIfTI not yet)",
+            f"(read are {', '.join(sorted(SUFFIXES))}; DICOM and NIfTI not yet)"
+            + ("; `regard pretrain` takes images without labels" if images else ""),
         )
     empty = sorted(set(range(len(classes))) - {s.label for s in samples})
     if empty:
@@ -90,6 +77,48 @@ def folder_source(root: Path) -> Source:
         reader=Files(paths),
         ignored=not_used(root, paths, [*images, *others]),
     )
+
+
+def unlabelled_folder(root: Path) -> Source:
+    """All images below a folder, whatever the folders between mean; train, val and test folders are splits."""
+    parts = _split_folders(root, [p for p in _subfolders(root) if p.name.lower() in SPLITS])
+    images, others = list_files(root)
+    samples, paths = [], []
+    for split, part in (parts or {"": root}).items():
+        own = list_files(part)[0] if parts else images
+        samples += [Sample(path.relative_to(root).as_posix(), 0, split or None) for path in own]
+        paths += own
+    if not samples:
+        raise DataError(
+            "there are no images here", where=root, do=f"give a folder of images ({', '.join(sorted(SUFFIXES))})"
+        )
+    return Source(
+        name=root.resolve().name,
+        kind="folder",
+        why=f"split folders {', '.join(parts)} with images" if parts else "a folder of images",
+        classes=UNLABELLED,
+        samples=tuple(samples),
+        reader=Files(paths),
+        ignored=not_used(root, paths, [*images, *others]),
+        labelled=False,
+    )
+
+
+def _split_folders(root: Path, splits: list[Path]) -> dict[str, Path]:
+    """Where each split lies, if `splits` are all the folders there are."""
+    if splits and (odd := ", ".join(p.name for p in _subfolders(root) if p not in splits)):
+        raise DataError(
+            f"beside {', '.join(p.name for p in splits)} there is {odd}, which is no split",
+            where=root,
+            do="move it away, or have only train, val and test here",
+        )
+    parts: dict[str, Path] = {}
+    for path in splits:
+        split = SPLITS[path.name.lower()]
+        if split in parts:
+            raise DataError(f"{parts[split].name} and {path.name} are the same split", where=root, do="merge them")
+        parts[split] = path
+    return parts
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.arrays import arrays_source
-from regard.data.folders import folder_source
+from regard.data.folders import folder_source, unlabelled_folder
 from regard.data.source import Pixels, Sample, Source
 from regard.data.tables import has_columns, table_source
 from regard.errors import DataError, did_you_mean
@@ -15,12 +15,17 @@ from regard.errors import DataError, did_you_mean
 TABLES = (".csv", ".tsv")
 
 
-def open_source(data: str | Path) -> Source:
-    """The data set that a folder, table, archive or the name `digits` stands for.
+def open_source(data: str | Path, labels: bool = True) -> Source:
+    """The data set that a folder, table, archive or the name `digits` stands for; its labels ignored if not wanted.
 
     >>> open_source("digits").why
     'the hand-written digits that come with scikit-learn'
     """
+    source = _open(data, labels)
+    return source if labels else source.without_labels()
+
+
+def _open(data: str | Path, labels: bool) -> Source:
     if str(data) == "digits":
         return _digits()
     path = Path(data).expanduser()
@@ -34,11 +39,11 @@ def open_source(data: str | Path) -> Source:
         if len(tables) == 1:
             why = f"a folder with the table {tables[0].name} of paths and labels in it"
             return table_source(tables[0], why, whole_folder=True)
-        return folder_source(path)
+        return folder_source(path) if labels else unlabelled_folder(path)
     if path.suffix.lower() in TABLES:
-        return table_source(path, f"the file's ending {path.suffix}")
+        return table_source(path, f"the file's ending {path.suffix}", labels=labels)
     if path.suffix.lower() == ".npz":
-        return arrays_source(path)
+        return arrays_source(path, labels)
     ending = path.suffix or "nameless"
     raise DataError(f"a {ending} file is no known data", where=path, do="give a folder, .csv, .tsv or .npz")
 

@@ -342,6 +342,11 @@ class Preparation:
     def normalised(self, pictures: Tensor) -> Tensor:
         return normalise(pictures, self.mean, self.std)
 
+    def shown(self, x: Tensor) -> Tensor:
+        """The way back: pictures in 0..1 from what a network was given, or answers in its place."""
+        mean, std = (torch.tensor(v, device=x.device).reshape(-1, *[1] * len(self.size)) for v in (self.mean, self.std))
+        return (x * std + mean).clamp(0, 1)
+
     def __call__(self, pixels: Tensor) -> Tensor:
         """(1, channels, *size), ready for the network."""
         return self.normalised(self.picture(pixels)[None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from regard.data.images import read_image
 
 UNUSED = "unused"
 """The split of training images that a run leaves out."""
+UNLABELLED = ("unlabelled",)
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -62,10 +63,17 @@ class Source:
     reader: Callable[[int], tuple[Tensor, str]] = field(repr=False)
     ignored: tuple[str, ...] = ()
     """Files that lie there but are no part of it: other formats, images that belong to no class."""
+    labelled: bool = True
+    """If not, all samples are of one class that means nothing."""
 
     def read(self, index: int) -> tuple[Tensor, str]:
         """The pixels (channels, *size) of one sample and the mode they were stored in."""
         return self.reader(index)
+
+    def without_labels(self) -> Source:
+        """The same images and splits, with nothing said of what they show."""
+        samples = tuple(replace(sample, label=0) for sample in self.samples)
+        return replace(self, classes=UNLABELLED, samples=samples, labelled=False)
 
     def counts(self) -> dict[str, Counter[int]]:
         """Samples per split ("all" where the source names none) and class."""

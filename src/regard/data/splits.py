@@ -14,15 +14,19 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
     """A split ("train", "val" or "test") for every sample, and a sentence saying where it comes from.
 
     What the source says is kept. What it lacks is cut from the training part: `share` of it, the classes
-    in proportion, samples of one group (a patient) or with equal pixels never parted.
+    in proportion, samples of one group (a patient) or with equal pixels never parted. Images without labels
+    are cut into train and val only: there is nothing to be tested on.
     """
     given = [sample.split for sample in scan.source.samples]
     names = [name or "train" for name in given]
-    if len(scan.source.classes) < 2:
+    if scan.source.labelled and len(scan.source.classes) < 2:
         raise DataError("the data has one class only: there is nothing to tell apart", where=scan.source.name)
     if "train" not in names:
         raise DataError("the data has no training split", where=scan.source.name, do="add one called train")
-    if not any(given):
+    if not any(given) and not scan.source.labelled:
+        _cut(scan, names, "val", share, seed, need=2)
+        note = "the data names no splits"
+    elif not any(given):
         _cut(scan, names, "test", share, seed, need=3)
         _cut(scan, names, "val", share / (1 - share), seed, need=2)
         note = "the data names no splits"
@@ -90,8 +94,9 @@ def _cut(scan: Scan, names: list[str], new: str, share: float, seed: int, need: 
         owners_of[min(labels, key=lambda c: (total[c], c))].append(owner)
     for label, list_of_owners in owners_of.items():
         if containing[label] < need:
+            named = f"class {scan.source.classes[label]!r}" if scan.source.labelled else "the data"
             raise DataError(
-                f"class {scan.source.classes[label]!r} has {containing[label]} independent "
+                f"{named} has {containing[label]} independent "
                 f"image{'s' * (containing[label] != 1)}: too few to train, choose and test on",
                 where=scan.source.name,
                 do="add images to it, remove the class, or give the splits yourself (train/val/test folders)",

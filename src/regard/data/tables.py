@@ -30,13 +30,14 @@ def has_columns(path: Path) -> bool:
     return "path" in columns and "label" in columns
 
 
-def table_source(path: Path, why: str, whole_folder: bool = False) -> Source:
+def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool = True) -> Source:
     """Paths are relative to the table. Every fault is named by its row.
 
-    `whole_folder` says that the folder around the table was meant, so that images it does not list are told.
+    `whole_folder` says that the folder around the table was meant, so that images it does not list are told;
+    without `labels`, none are needed.
     """
     header, columns, rows = _read(path)
-    for role in ("path", "label"):
+    for role in ("path", "label") if labels else ("path",):
         if role not in columns:
             raise DataError(
                 f"the table has no column for the {role}",
@@ -48,7 +49,7 @@ def table_source(path: Path, why: str, whole_folder: bool = False) -> Source:
     problems = []
     for number, row in rows:
         file = row["path"]
-        if not row["label"]:
+        if labels and not row["label"]:
             problems.append(f"row {number}: no label")
         if not file or not _is_file(path.parent / file):
             problems.append(f"row {number}: no file {file[:80]!r}")

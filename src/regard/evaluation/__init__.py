@@ -2,6 +2,7 @@
 
 from regard.evaluation.classify import Evaluation, evaluate, features_of, predict_loader, quick_figures
 from regard.evaluation.probe import Parts, Probe, check_probes, run_probes
+from regard.evaluation.reconstruct import Reconstruction, mean_loss, reconstruct, reconstruction_losses
 from regard.evaluation.seeds import repeat, table
 from regard.evaluation.unseen import choose_samples, probe_parts, seen_samples
 
@@ -9,13 +10,17 @@ __all__ = [
     "Evaluation",
     "Parts",
     "Probe",
+    "Reconstruction",
     "check_probes",
     "choose_samples",
     "evaluate",
     "features_of",
+    "mean_loss",
     "predict_loader",
     "probe_parts",
     "quick_figures",
+    "reconstruct",
+    "reconstruction_losses",
     "repeat",
     "run_probes",
     "seen_samples",

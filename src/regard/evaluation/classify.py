@@ -76,7 +76,7 @@ def predict_loader(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order."""
-    return _run(model, task.probabilities, loader, preparation, device, tick)
+    return run_over(model, lambda x, _: task.probabilities(model(x, lean=True)), loader, preparation, device, tick)
 
 
 def features_of(
@@ -87,25 +87,26 @@ def features_of(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the head sees (N, width), labels (N,) and sample numbers (N,), in the loader's order."""
-    return _run(model, lambda output: output.features.float(), loader, preparation, device, tick)
+    return run_over(model, lambda x, _: model(x, lean=True).features.float(), loader, preparation, device, tick)
 
 
 @torch.inference_mode()
-def _run(
+def run_over(
     model: nn.Module,
-    answer: Callable[[Any], Tensor],
+    answer: Callable[[Tensor, Tensor], Tensor],
     loader: Loader,
     preparation: Preparation,
     device: torch.device,
     tick: Callable[[int, str], None],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `answer` gives for prepared images and their sample numbers; labels; and those numbers again."""
     training = model.training
     model.eval()
     parts: list[tuple[np.ndarray, ...]] = []
     try:
         for number, batch in enumerate(loader.epoch(0), start=1):
             x = preparation.normalised(to_float(batch.images.to(device)))
-            answers = answer(model(x, lean=True)).cpu()
+            answers = answer(x, batch.numbers).cpu()
             # Of a batch shared by several processes, one may hold a sample that counts elsewhere.
             own = slice(None if batch.steps[0][1] else 0)
             parts.append((answers.numpy()[own], batch.labels.numpy()[own], batch.numbers.numpy()[own]))

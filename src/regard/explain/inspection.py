@@ -156,7 +156,8 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> T
     if not Path(run).expanduser().is_dir():
         raise DataError("a checkpoint file knows no images", where=run, do="give images")
     folder = Run.open(run)
-    rows, source = folder.read_rows("splits.csv"), open_source(folder.read_config()[0])
+    data, config, _ = folder.read_config()
+    rows, source = folder.read_rows("splits.csv"), open_source(data, config.labelled)
     number = {sample.key: n for n, sample in enumerate(source.samples)}
     splits = {row["split"] for row in rows}
     names = [row["name"] for row in rows if row["split"] == ("test" if "test" in splits else "val")]

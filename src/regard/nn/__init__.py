@@ -2,7 +2,16 @@
 
 from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture, recording
 from regard.nn.blocks import MLP, DropPath, EncoderBlock, LayerScale
-from regard.nn.patches import ConvStem, GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
+from regard.nn.patches import (
+    ConvStem,
+    GridPositions,
+    PatchEmbed,
+    patchify,
+    resample_grid,
+    sinusoid,
+    sinusoid_grid,
+    unpatchify,
+)
 
 __all__ = [
     "MLP",
@@ -22,4 +31,5 @@ __all__ = [
     "resample_grid",
     "sinusoid",
     "sinusoid_grid",
+    "unpatchify",
 ]

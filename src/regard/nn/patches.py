@@ -35,6 +35,20 @@ def patchify(x: Tensor, patch: tuple[int, ...]) -> Tensor:
     return x.permute(order).reshape(x.shape[0], math.prod(grid), -1)
 
 
+def unpatchify(patches: Tensor, patch: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """The inverse of `patchify`: (B, C, *size) from (B, N, C · Πpatch), without the padding.
+
+    >>> x = torch.rand(2, 3, 30, 17)
+    >>> torch.equal(unpatchify(patchify(x, (16, 8)), (16, 8), (30, 17)), x)
+    True
+    """
+    dims, grid = len(patch), grid_of(size, patch)
+    x = patches.reshape(len(patches), *grid, -1, *patch)  # (B, g₁, g₂, …, C, p₁, p₂, …)
+    order = [0, 1 + dims, *(n for axis in range(dims) for n in (1 + axis, 2 + dims + axis))]
+    x = x.permute(order).reshape(len(patches), x.shape[1 + dims], *(g * p for g, p in zip(grid, patch, strict=True)))
+    return x[(..., *(slice(side) for side in size))]
+
+
 class PatchEmbed(nn.Module):
     """The linear projection E of flattened patches (Dosovitskiy et al., equation 1), in 1, 2 or 3 dimensions.
 

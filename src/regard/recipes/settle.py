@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from regard.config import CONFIGS, MODEL_FIELDS, Origin, RunConfig, change, to_dict
+from regard.config import CONFIGS, MODEL_FIELDS, Origin, PretrainConfig, RunConfig, change, to_dict
 from regard.data import CROPS, Scan
 from regard.errors import ConfigError, RunError
 from regard.recipes import find
@@ -18,10 +18,21 @@ from regard.weights import find_file
 SMALL_SIDE = 64
 
 
-def check_settings(settings: dict[str, Any]) -> None:
+def check_settings(settings: dict[str, Any], kind: type[RunConfig] = RunConfig) -> None:
     """Refuse what can be seen to be wrong before any data is read."""
-    config = change(RunConfig(), settings, "settings")
-    find(config.recipe or "default")
+    config = change(kind(), settings, "settings")
+    if config.recipe:
+        _recipe(config.recipe, kind)
+    if isinstance(config, PretrainConfig):
+        config.autoencoder()
+        for name in settings:
+            if name in _FOR_LABELS or (name == "batch" and config.batch == "auto"):
+                raise ConfigError(
+                    f"{name} is not for pre-training: images have no labels and are varied by crops and flips only"
+                    if name != "batch"
+                    else "batch='auto' is not for pre-training",
+                    do=f"leave --{name} out",
+                )
     if "model" in settings:
         _check_family(config.model, settings)
     if settings.get("steps") is not None and settings.get("epochs") is not None:
@@ -33,21 +44,24 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 
 def settle(
-    scan: Scan, settings: dict[str, Any], shape: dict[str, Any] | None = None
+    scan: Scan,
+    settings: dict[str, Any],
+    shape: dict[str, Any] | None = None,
+    kind: type[RunConfig] = RunConfig,
 ) -> tuple[RunConfig, dict[str, Origin]]:
     """The run's settings with nothing left open, and where each came from.
 
     The user's settings win over the `shape` of weights that the run starts from, that over the recipe, the
     recipe over the defaults; what is still open is taken from the data and the machine.
     """
-    config, shape = change(RunConfig(), settings, "settings"), shape or {}
+    config, shape = change(kind(), settings, "settings"), shape or {}
     settings = {name: value for name, value in settings.items() if value is not None or name not in shape}
     named = config.recipe or ("paper_finetune" if shape else _fitting_recipe(scan))
-    recipe = find(named)
+    recipe = _recipe(named, kind)
     origins: dict[str, Origin] = dict.fromkeys(to_dict(config), "default")
     origins["recipe"] = "auto"
     for name, value in to_dict(recipe).items():
-        if value != getattr(RunConfig(), name):
+        if value != getattr(kind(), name):
             origins[name] = "recipe"
     config = change(recipe, shape | settings | {"recipe": named}, "settings")
     origins |= dict.fromkeys(shape, "weights")
@@ -90,10 +104,20 @@ def _foreign_to(model: str, recipe: RunConfig) -> list[str]:
 
 
 def _fitting_recipe(scan: Scan) -> str:
+    small = max((max(size) for size in scan.sizes), default=0) <= SMALL_SIDE
+    if not scan.source.labelled:
+        return "mae_small" if small else "mae"
     if scan.source.kind == "digits":
         return "digits"
-    side = max((max(size) for size in scan.sizes), default=0)
-    return "small_images" if side <= SMALL_SIDE else "default"
+    return "small_images" if small else "default"
+
+
+def _recipe(name: str, kind: type[RunConfig]) -> RunConfig:
+    recipe = find(name)
+    if type(recipe) is not kind:
+        command = "pretrain" if isinstance(recipe, PretrainConfig) else "train"
+        raise ConfigError(f"the recipe {name!r} is not for this", do=f"use it with `regard {command}`")
+    return recipe
 
 
 def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
@@ -127,7 +151,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
         "compile": gpu and not config.checkpointing and not config.shard,
         "workers": 0 if in_memory else workers,
-        "out": _free_folder(f"runs/{scan.source.name}-{config.model}"),
+        "out": _free_folder(f"runs/{scan.source.name}-{config.model}{'' if config.labelled else '-pretrained'}"),
     }
 
 
@@ -153,6 +177,10 @@ def _free_folder(wish: str) -> str:
     return path
 
 
+_FOR_LABELS = (
+    "smoothing", "rotate", "zoom", "policy", "erase", "mixup", "cutmix", "weights", "loss", "layer_decay", "freeze",
+    "lora", "strength",
+)  # fmt: skip
 _AT_LEAST = dict.fromkeys(("epochs", "batch", "accumulate", "steps", "images", "lora", "timeout"), 1) | dict.fromkeys(
     (
         "lr", "weight_decay", "clip", "mixup", "cutmix", "rotate", "zoom", "seed", "split_seed", "explain", "workers",

@@ -1,6 +1,14 @@
 """A run folder made readable: figures, a model card and one HTML page that opens offline."""
 
-from regard.report.page import write_report
+from regard.report.page import write_training
+from regard.report.pretrain import draw_reconstructions, write_pretraining
 from regard.report.probe import write_probe
+from regard.weights import Run
 
-__all__ = ["write_probe", "write_report"]
+
+def write_report(run: Run) -> None:
+    """Draw a run's figures and write its report, whichever kind of run it is."""
+    (write_training if run.read_config()[1].labelled else write_pretraining)(run)
+
+
+__all__ = ["draw_reconstructions", "write_probe", "write_report"]

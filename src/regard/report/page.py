@@ -38,7 +38,7 @@ METHODS = {
 SHARES = {"accuracy", "top5_accuracy", "balanced_accuracy"}
 
 
-def write_report(run: Run) -> None:
+def write_training(run: Run) -> None:
     """Draw the figures, then write model_card.md and report.html."""
     data, config, origins = run.read_config()
     about, summary = run.read_json("data.json"), run.read_json("summary.json")
@@ -60,7 +60,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
     title = f"{config.model} on {about['name']}"
     command = (run.path / "command.txt").read_text(encoding="utf-8").strip()
     settings = [
-        (name, _plain(getattr(config, name)), origin) for name, origin in origins.items()
+        (name, plain(getattr(config, name)), origin) for name, origin in origins.items()
         if getattr(config, name) is not None
     ]  # fmt: skip
     chosen = [row for row in settings if row[2] != "default"]
@@ -71,16 +71,16 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         f'<p class="big">{_percent(accuracy["value"])} accuracy <span>on {accuracy["n"]:,} {summary["split"]} images; '
         f'95 % interval {_percent(accuracy["low"])} to {_percent(accuracy["high"])}</span></p>',
         _warnings(about, summary),
-        _facts([
+        facts([
             ("parameters", f"{summary['parameters']:,}"),
-            ("training", _duration(summary["seconds"])),
+            ("training", duration(summary["seconds"])),
             ("weights kept", f"epoch {summary['best_epoch']} of {config.epochs}, by validation accuracy"),
             ("device", environment["accelerator"] or f"{environment['device']}, {environment['threads']} threads"),
             ("always the commonest class", _percent(_commonest(summary))),
             ("data", f"{_images(about):,} images, {len(about['classes'])} classes"),
         ]),
         "<h2>Figures</h2>",
-        _table(("figure", "value", "95 % interval", "meaning"), [
+        table(("figure", "value", "95 % interval", "meaning"), [
             (NAMES[name][0], _value(name, f["value"]), _range(name, f), NAMES[name][1])
             for name, f in summary["figures"].items()
         ]),
@@ -93,27 +93,27 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         _explanations(run),
         "<h2>Classes</h2>",
         "<details><summary>Every class, with intervals</summary>"
-        + _table(("class", "images", "recall", "precision", "AUROC"), [
+        + table(("class", "images", "recall", "precision", "AUROC"), [
             (name, f"{row['recall']['n']:,}", *(_interval(row[m]) for m in ("recall", "precision", "auroc")))
             for name, row in summary["per_class"].items()
         ]) + "</details>",
         "<h2>Data</h2>",
         f"<p>{escape(data)}: {escape(about['recognised_by'])}. {escape(about['splits'])}.</p>",
-        _table(("split", "images"), [(name, f"{sum(c.values()):,}") for name, c in about["counts"].items()]),
+        table(("split", "images"), [(name, f"{sum(c.values()):,}") for name, c in about["counts"].items()]),
         f"<p>Fingerprint of names, labels and pixels: <code>{about['fingerprint'][:16]}</code>. "
         f"Images that occur more than once: {len(about['duplicates'])}; across splits: {len(about['leaks'])}; "
         f"with differing labels: {len(about['conflicting_labels'])}. Files ignored: {len(about['ignored'])}. "
         + (f"Patients or groups: {about['groups']}; across splits: {len(about['parted_groups'])}.</p>"
            if about["groups"] else "Patients or groups: not known.</p>"),
         "<h2>Settings</h2>",
-        _table(("setting", "value", "from"), chosen),
-        f"<details><summary>{len(rest)} defaults</summary>{_table(('setting', 'value', 'from'), rest)}</details>",
+        table(("setting", "value", "from"), chosen),
+        f"<details><summary>{len(rest)} defaults</summary>{table(('setting', 'value', 'from'), rest)}</details>",
         f"<h2>To reproduce</h2><pre>{escape(command)}</pre>",
         f"<p>regard {environment['regard']}, torch {escape(environment['torch'])}, Python {environment['python']}, "
         f"{escape(environment['platform'])}.</p>",
     ]  # fmt: skip
     style = (files("regard.report") / "style.css").read_text(encoding="utf-8")
-    return _SHELL.format(title=escape(title), style=style, body="\n".join(parts))
+    return SHELL.format(title=escape(title), style=style, body="\n".join(parts))
 
 
 def _warnings(about: Any, summary: Any) -> str:
@@ -185,7 +185,7 @@ def _card(run: Run, data: str, config: Any, about: Any, summary: Any) -> str:
     origin = _origin(run)
     return f"""# {config.model} on {about["name"]}
 
-**Model.** {config.model}: {summary["parameters"]:,} parameters, input {_plain(config.size)}, classes {classes}.
+**Model.** {config.model}: {summary["parameters"]:,} parameters, input {plain(config.size)}, classes {classes}.
 
 {origin}**Data.** {data} ({about["recognised_by"]}); {counts}. {about["splits"]}. Fingerprint `{about["fingerprint"]}`.
 
@@ -213,13 +213,13 @@ def _origin(run: Run) -> str:
     return f"**Pre-training.** Started from {told['source']} ({told['format']} names): {changed}.\n\n"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _facts(pairs: list[tuple[str, str]]) -> str:
+def facts(pairs: list[tuple[str, str]]) -> str:
     return (
         '<dl class="facts">'
         + "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in pairs)
@@ -227,7 +227,7 @@ def _facts(pairs: list[tuple[str, str]]) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     return " × ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -261,11 +261,11 @@ def _interval(figure: dict[str, float]) -> str:
     return f"{figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-_SHELL = """<!doctype html>
+SHELL = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>
 {body}

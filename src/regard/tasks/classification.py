@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,10 +17,16 @@ from torch.nn import functional as F
 from regard.errors import ConfigError, RunError
 
 
-class Task(Protocol):
-    """What the training loop and the evaluators need to know of a task, and all they know."""
+class Learning(Protocol):
+    """What the training loop needs to know of a task, and all it knows."""
+
+    def output(self, model: Callable[..., Any], x: Tensor, targets: Tensor) -> Any: ...
 
     def loss(self, output: Any, targets: Tensor) -> Tensor: ...
+
+
+class Task(Learning, Protocol):
+    """What the evaluators and the explanations need beside that: a task with classes."""
 
     def probabilities(self, output: Any) -> Tensor: ...
 
@@ -37,6 +43,9 @@ class Classification:
 
     smoothing: float = 0.0
     kind: Literal["softmax", "bce"] = "softmax"
+
+    def output(self, model: Callable[..., Any], x: Tensor, targets: Tensor) -> Any:
+        return model(x, lean=True)
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         logits = output.logits.float()

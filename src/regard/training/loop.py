@@ -18,7 +18,7 @@ from regard.console import Progress
 from regard.data import Augmenter, Batch, Loader
 from regard.errors import DivergedError
 from regard.networks import Network
-from regard.tasks import Task
+from regard.tasks import Learning
 from regard.training.distributed import ALONE, World, watched, whole
 from regard.training.optim import Average, learning_rate
 from regard.training.state import State, pack, unpack
@@ -68,7 +68,7 @@ class Training:
     def __init__(
         self,
         model: Network,
-        task: Task,
+        task: Learning,
         loader: Loader,
         augment: Augmenter,
         config: RunConfig,
@@ -141,7 +141,7 @@ class Training:
             self._pause()
 
     def _batches(self) -> Iterator[tuple[Part, list[int]]]:
-        """Augmented images and soft targets. On a GPU many batches are augmented at once: a few launches, not many."""
+        """Augmented images and their targets. On a GPU many batches are augmented at once: a few launches, not many."""
         loader, augment, history, device = self.loader, self.augment, self.history, self.device
         pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
         together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
@@ -149,8 +149,9 @@ class Training:
         for some in self._waited(loader.epoch(history.epoch, together, history.samples)):
             images = augment.images(some.images.to(device, non_blocking=True), some.numbers, history.epoch)
             labels = some.labels.to(device, non_blocking=True)
+            targets = augment.targets(labels, some.numbers, history.epoch)
             sizes = [n for n, _ in some.steps]
-            parts = (images.split(sizes), labels.split(sizes), some.numbers.split(sizes), some.steps)
+            parts = (images.split(sizes), targets.split(sizes), some.numbers.split(sizes), some.steps)
             for x, own, numbers, (_, share) in zip(*parts, strict=True):
                 yield (*augment.mix(x, own, history.epoch, step), share), numbers.tolist()
                 step += 1
@@ -266,12 +267,13 @@ class Training:
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, float]:
-    """Higher is better: validation accuracy, then a smaller loss."""
-    return row["val_accuracy"], -row["val_loss"]
+    """Higher is better: validation accuracy, if the task has one, then a smaller loss."""
+    return row.get("val_accuracy", 0.0), -row["val_loss"]
 
 
 def _note(history: History) -> str:
     if not history.rows:
         return ""
     row = history.rows[-1]
-    return f"epoch {row['epoch']}  loss {row['train_loss']:.3f}  val accuracy {row['val_accuracy']:.2%}"
+    judged = f"accuracy {row['val_accuracy']:.2%}" if "val_accuracy" in row else f"loss {row['val_loss']:.3f}"
+    return f"epoch {row['epoch']}  loss {row['train_loss']:.3f}  val {judged}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.config import RunConfig
 from regard.errors import RunError
 from regard.networks import Network
-from regard.tasks import Task
+from regard.tasks import Learning
 from regard.training.distributed import ALONE, World, spread, unsynced, whole
 from regard.training.optim import make_optimizers
 
@@ -34,7 +34,7 @@ class Step:
     def __init__(
         self,
         model: Network,
-        task: Task,
+        task: Learning,
         config: RunConfig,
         device: torch.device,
         world: World = ALONE,
@@ -78,7 +78,7 @@ class Step:
                 weight = share * len(some) / len(x)
                 with unsynced(self.spread, number == len(parts) and place == len(pieces)):
                     with mixed(self.config, self.device):
-                        loss = self.task.loss(self.spread(some, lean=True), wanted)
+                        loss = self.task.loss(self.task.output(self.spread, some, wanted), wanted)
                     # Processes average their gradients; what is wanted is the sum of their shares.
                     (loss * (weight * self.world.size / len(parts))).backward()
                 total += loss.detach() * weight

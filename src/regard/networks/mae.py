@@ -1,0 +1,143 @@
+"""The masked autoencoder: a Vision Transformer that learns from images without labels, by filling in hidden patches.
+
+He et al., "Masked Autoencoders Are Scalable Vision Learners" (2022), section 3; Dosovitskiy et al. (2021) had a
+"preliminary exploration" of the same idea in their section 4.6.
+
+Departures from the paper: inputs may have one, two or three axes; which patches are hidden is not drawn here but
+given, so that it can depend on the image alone; the encoder's positions are whatever its config says.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.config import MAEConfig
+from regard.errors import ConfigError
+from regard.geometry import TokenMap, grid_of
+from regard.networks import Network
+from regard.networks.vit import ViT
+from regard.nn import EncoderBlock, GridPositions, patchify, unpatchify
+
+
+class MAEOutput(NamedTuple):
+    """predicted and wanted (B, N, pixels of a patch); hidden (B, N), true where the encoder did not see the patch."""
+
+    predicted: Tensor
+    wanted: Tensor
+    hidden: Tensor
+
+
+class MaskedAutoencoder(Network):
+    """A ViT sees some patches of an image; a small decoder, thrown away afterwards, fills in the others.
+
+    >>> from regard.networks.vit import configure
+    >>> model = MaskedAutoencoder(ViT(configure("vit_nano")), MAEConfig(decoder_width=32, decoder_heads=2))
+    >>> order = torch.rand(2, 64).argsort(1)
+    >>> output = model(torch.rand(2, 3, 32, 32), order)
+    >>> output.predicted.shape, output.hidden.sum(1)
+    (torch.Size([2, 64, 48]), tensor([48, 48]))
+    """
+
+    REPEATED: ClassVar[tuple[type[nn.Module], ...]] = (EncoderBlock,)
+
+    config: MAEConfig
+
+    def __init__(self, encoder: ViT, config: MAEConfig):
+        super().__init__()
+        own, width = encoder.config, config.decoder_width
+        if own.stem != "patch":
+            raise ConfigError(
+                f"stem={own.stem!r} cannot be pre-trained by masking: its tokens have seen their neighbours' pixels",
+                do="use --stem patch (not vit_r50_b16)",
+            )
+        self.config, self.encoder = config, encoder
+        self.grid = grid_of(own.size, own.patch)
+        self.patches = math.prod(self.grid)
+        self.visible = int(self.patches * (1 - config.mask) + 1e-9)  # 0.1 of 10 is one, whatever the last bit says
+        if not 0 < self.visible < self.patches:
+            raise ConfigError(
+                f"mask={config.mask} leaves {self.visible} of {self.patches} patches to be seen",
+                do="change --mask, or give a smaller --patch: some must be seen and some hidden",
+            )
+        encoder.head = nn.Identity()  # there is nothing to classify; what fine-tunes the encoder gives it a new one
+        self.prefix = int(own.pool == "class") + own.registers
+        self.bridge = nn.Linear(own.width, width)
+        self.mask_token = nn.Parameter(torch.empty(width))
+        self.positions = GridPositions("sinusoidal", self.grid, width, prefix=self.prefix)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(width, config.decoder_heads, 4 * width, eps=own.eps) for _ in range(config.decoder_depth)
+        )
+        self.norm = nn.LayerNorm(width, eps=own.eps)
+        self.pixels = nn.Linear(width, own.channels * math.prod(own.patch))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Of the decoder: Xavier for every matrix, as the paper's appendix A.1."""
+        for module in (self.bridge, self.pixels, *self.blocks.modules()):
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.mask_token, std=0.02)
+
+    def forward(self, x: Tensor, order: Tensor) -> MAEOutput:
+        """x (B, channels, *size); order (B, N), each row all patches: the first few are seen, the others hidden."""
+        rank = order.argsort(1)  # of each patch in the order
+        predicted = self.decode(self.encode(x, order[:, : self.visible]), rank)
+        return MAEOutput(predicted, self.wanted(x), rank >= self.visible)
+
+    def encode(self, x: Tensor, seen: Tensor) -> Tensor:
+        """The encoder's tokens (B, prefix + visible, width) of the patches `seen` (B, visible), and of no others."""
+        tokens = self.encoder.embed(x)
+        patches = _pick(tokens[:, self.prefix :], seen)
+        tokens = torch.cat([tokens[:, : self.prefix], patches], dim=1)
+        return self.encoder.norm(self._through(self.encoder.blocks, tokens))
+
+    def decode(self, tokens: Tensor, rank: Tensor) -> Tensor:
+        """Predicted pixels (B, N, …) of all patches in raster order, from the tokens of the visible ones."""
+        tokens = self.bridge(tokens)
+        hidden = self.mask_token.expand(len(tokens), self.patches - self.visible, -1)
+        patches = _pick(torch.cat([tokens[:, self.prefix :], hidden], dim=1), rank)
+        tokens = self.positions(torch.cat([tokens[:, : self.prefix], patches], dim=1), self.grid)
+        tokens = self.norm(self._through(self.blocks, tokens))
+        return self.pixels(tokens[:, self.prefix :])
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """The pixels of all patches; by default each patch normalised by its own mean and deviation (section 3)."""
+        patches, mean, deviation = self._cut(x)
+        return (patches - mean) / deviation
+
+    def filled_in(self, x: Tensor, output: MAEOutput) -> Tensor:
+        """The input with its hidden patches as predicted, (B, channels, *size).
+
+        What is predicted relative to a patch's own mean and deviation is painted with these, as in the paper's figures.
+        """
+        patches, mean, deviation = self._cut(x)
+        painted = torch.where(output.hidden[..., None], output.predicted.float() * deviation + mean, patches)
+        return unpatchify(painted, self.encoder.config.patch, tuple(x.shape[2:]))
+
+    def _cut(self, x: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Patches (B, N, pixels), and the mean and deviation that each is normalised by."""
+        patches = patchify(x.float(), self.encoder.config.patch)
+        if not self.config.normalise:
+            return patches, 0.0, 1.0
+        return patches, patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
+
+    def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        return self.encoder.token_map(size)
+
+    def _through(self, blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
+        for block in blocks:
+            if self.checkpointing and self.training:
+                tokens = checkpoint(block, tokens, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+            else:
+                tokens = block(tokens)
+        return tokens
+
+
+def _pick(tokens: Tensor, index: Tensor) -> Tensor:
+    """Of tokens (B, N, width) those that `index` (B, M) names, in its order: (B, M, width)."""
+    return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))
