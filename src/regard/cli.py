@@ -70,6 +70,8 @@ class Train:
     """Build everything, make one step and one batch of validation, print the plan, write nothing."""
     seeds: int = 1
     """Runs to make, each with the next seed, in OUT/seed0, OUT/seed1, … Those that have finished are kept."""
+    ray: int | None = None
+    """Train in so many processes that Ray starts, watches and replaces (docs/scaling.md). Needs --out."""
     quiet: Quiet = False
 
     def run(self) -> None:
@@ -77,6 +79,13 @@ class Train:
 
         given = _flags(RunConfig)
         settings = {f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given}
+        if self.ray is not None:
+            from regard.scaling import train_on_ray
+
+            if self.dry_run or self.seeds != 1:
+                raise ConfigError("--ray does not go with --dry_run or --seeds", do="leave one of them out")
+            same: dict[str, Any] = {"quiet": self.quiet, "command": _command(), "resume": self.resume}
+            return _tell_run(train_on_ray(self.data, processes=self.ray, **same, **settings))
         extra = {"quiet": self.quiet, "command": _command(), "resume": self.resume, "dry_run": self.dry_run}
         made = api.train(self.data, seeds=self.seeds, **extra, **settings)
         if self.dry_run:
