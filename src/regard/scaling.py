@@ -19,7 +19,7 @@ from regard.errors import ConfigError, RegardError, RunError
 from regard.recipes.settle import check_settings
 from regard.weights import Run
 
-SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
+SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
 ALONE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
