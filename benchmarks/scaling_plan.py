@@ -6,7 +6,7 @@ Symbols: P parameters, t tokens a GPU holds at once, w width, m hidden width of 
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import log2, sqrt
 
 GPUS, NODE = 1024, 8
 PEAK = 989.4e12  # bf16 operations a second of an H100 or H200, dense (NVIDIA's data sheet)
@@ -15,7 +15,7 @@ NETWORK = 50e9  # bytes a second each way and GPU: 400 Gb/s InfiniBand, one adap
 REACHED = 0.8  # of these rates, by large messages: assumed
 HIDDEN = 0.8  # of computing time, under which traffic can run: assumed
 IMAGES_A_SECOND = 1222  # of ViT-L/16 trained on one H200 (benchmarks/results/vit_speed.md): measured
-STEP_LATENCY = 5e-6  # seconds a hop of a ring between nodes: assumed
+STEP_LATENCY = 5e-6  # seconds a hop between nodes: assumed
 
 FAILURES, DAYS, FAILING_GPUS = 419, 54, 16384  # unexpected interruptions of Llama 3 405B (its Table 5)
 WRITING = 2e9  # bytes a second that a GPU's process writes to the shared disk: assumed
@@ -78,7 +78,7 @@ class Plan:
         return 0 if self.shard == 1 else self.model.block * (2 * GATHERED + REDUCED)
 
     def activations(self) -> float:
-        """Bytes. Kept by a block, in bf16: inputs of two norms, of QKV, of the MLP; Q, K, V; attention; 2m of the MLP."""
+        """Bytes. In bf16 a block keeps the inputs of norms, QKV and MLP; Q, K and V; attention; 2m of the MLP."""
         m, tokens = self.model, self.batch // self.pieces * self.model.tokens
         block = tokens * (16 * m.width + 4 * m.mlp)
         return tokens * 2 * m.width * m.depth + block if self.again else block * m.depth
@@ -87,7 +87,7 @@ class Plan:
         return self.state() + self.gathered() + self.activations()
 
     def inside(self) -> float:
-        """Bytes into a GPU over NVLink, a step: weights gathered forward and backward, gradients scattered, each piece."""
+        """Bytes into a GPU over NVLink, a step: each piece gathers weights twice and scatters gradients once."""
         near = min(self.shard, NODE)
         if near == 1:  # whole copies: gradients are still summed in the node first, and handed out last
             return self.model.parameters * REDUCED * 2 * (NODE - 1) / NODE
@@ -102,8 +102,9 @@ class Plan:
         return gathering + summing
 
     def waiting(self) -> float:
-        """Seconds of hops in rings between nodes, a step: for each block and piece where copies span nodes."""
-        hops = 3 * self.pieces * (self.shard - 1) if self.shard > NODE else 0
+        """Seconds of hops a step: rings of a copy that spans nodes (gather, gather, scatter), trees that sum copies."""
+        rings = 3 * self.pieces * (self.shard - 1) if self.shard > NODE else 0
+        hops = rings + 2 * log2(GPUS / max(self.shard, NODE))
         return self.model.depth * hops * STEP_LATENCY
 
     def computing(self) -> float:
@@ -151,7 +152,7 @@ def between_failures() -> float:
 
 
 def enough_tokens(rate: float, part: float) -> float:
-    """Tokens a GPU needs for the gathering of a block's weights (`part` of them over this link) to hide under forward."""
+    """Tokens a GPU needs for gathering a block (`part` of it over this link) to hide under computing it."""
     return GATHERED * part * PEAK * alone() / (2 * rate * REACHED)
 
 
@@ -208,8 +209,8 @@ def table() -> str:
 
 def figures() -> str:
     return "\n".join([
-        f"- share of the peak on one GPU: {IMAGES_A_SECOND:,} images/s × {LARGE.operations / 1e9:.0f} billion operations "
-        f"/ {PEAK / 1e12:.0f} TFLOP/s = {alone():.0%}",
+        f"- share of the peak on one GPU: {IMAGES_A_SECOND:,} images/s × {LARGE.operations / 1e9:.0f} billion "
+        f"operations / {PEAK / 1e12:.0f} TFLOP/s = {alone():.0%}",
         f"- time between failures: {DAYS} days × {FAILING_GPUS:,} / {FAILURES} / {GPUS:,} = "
         f"{between_failures() / 3600:.1f} hours",
         f"- tokens a GPU for gathering to hide: {enough_tokens(NVLINK, 7 / 8):,.0f} over NVLink, "
