@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,11 +95,18 @@ def _fit(job: dict[str, Any], processes: int, restarts: int, timeout: float, out
             worker_runtime_env={} if "RAY_ADDRESS" in os.environ else {"env_vars": LOOPBACK},
         ),
     )
+    handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit()
     except Exception as error:
         raise _ours(error, out) from error
+    except SystemExit as end:
+        if end.code in (0, 1):  # Ray's answer to Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
     finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)  # Ray leaves its own
         shutil.rmtree(notes, ignore_errors=True)
 
 
@@ -119,7 +128,7 @@ def _cluster(processes: int, quiet: bool) -> Iterator[int]:
         own: dict[str, Any] = {
             "address": "local",
             "include_dashboard": False,
-            "num_cpus": max(processes, os.cpu_count() or 1),
+            "num_cpus": processes,
             "object_store_memory": STORE,
         }
         calm = {"logging_level": "ERROR", "logging_config": ray.LoggingConfig(log_level="ERROR")}
