@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from regard.geometry import TokenMap
     from regard.nn import attend, capture
     from regard.predictor import Predictor
+    from regard.scaling import train_on_ray
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _HOME = {
     "resume": "regard.api",
     "save": "regard.api",
     "train": "regard.api",
+    "train_on_ray": "regard.scaling",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "resume",
     "save",
     "train",
+    "train_on_ray",
 ]
 
 

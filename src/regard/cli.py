@@ -70,12 +70,21 @@ class Train:
     """Build everything, make one step and one batch of validation, print the plan, write nothing."""
     seeds: int = 1
     """Runs to make, each with the next seed, in OUT/seed0, OUT/seed1, … Those that have finished are kept."""
+    ray: int | None = None
+    """Train in so many processes that Ray starts, watches and replaces (docs/scaling.md). Needs --out."""
     quiet: Quiet = False
 
     def run(self) -> None:
         from regard import api
 
         given = {name: getattr(self.settings, name) for name in _flags(type(self.settings))}
+        if self.ray is not None:
+            from regard.scaling import train_on_ray
+
+            if self.dry_run or self.seeds != 1 or not self.settings.labelled:
+                raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
+            same: dict[str, Any] = {"quiet": self.quiet, "command": _command(), "resume": self.resume}
+            return _tell_run(train_on_ray(self.data, processes=self.ray, **same, **given))
         extra = {"quiet": self.quiet, "command": _command(), "resume": self.resume, "dry_run": self.dry_run}
         if not self.settings.labelled:
             made = api.pretrain(self.data, **extra, **given)

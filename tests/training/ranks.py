@@ -1,6 +1,6 @@
 """One of several processes that train together: torchrun … ranks.py DATA OUT CASE UPDATE SETTINGS(JSON).
 
-Writes what it saw to OUT.RANK.json: the loss of every update summed over processes, the first gradient (the first
+Writes what it saw to OUT.RANKS.RANK.json: the loss of every update summed over processes, the first gradient (the first
 process) and the samples of every epoch. CASE says what befalls it at the given update: nothing, stop (SIGTERM to
 the last process), kill (SIGKILL to the last process, the first time), hang (the last process).
 """
@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,7 +22,9 @@ from regard.training.distributed import whole
 from regard.training.step import Step
 
 
-def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
+@contextmanager
+def watching(out: str, case: str, update: int) -> Iterator[None]:
+    """Training inside is seen, and struck at the given update."""
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     seen: dict = {"losses": {}, "samples": {}, "gradient": None}
@@ -28,10 +32,11 @@ def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
 
     def learning_rate(done, *rest):
         if done == update and rank == ranks - 1 and not seen.get("judging"):
-            first = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0
+            struck = Path(f"{out}.struck")
             if case == "stop":
                 os.kill(os.getpid(), signal.SIGTERM)
-            if case == "kill" and first:
+            if case == "kill" and not struck.exists():
+                struck.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if case == "hang":
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -60,7 +65,7 @@ def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
     loop.learning_rate, loop.Training._batches = learning_rate, watched_batches
     Step.whole, Step.apply = watched_step, watched_apply
     try:
-        regard.train(data, out=out, quiet=True, resume=True, save_every=0.0, **settings)
+        yield
     finally:
         seen.pop("training", None)
         Path(f"{out}.{ranks}.{rank}.json").write_text(json.dumps(seen))
@@ -69,7 +74,8 @@ def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
 if __name__ == "__main__":
     _, data, out, case, update, settings = sys.argv
     try:
-        main(data, out, case, int(update), json.loads(settings))
+        with watching(out, case, int(update)):
+            regard.train(data, out=out, quiet=True, resume=True, save_every=0.0, **json.loads(settings))
     except regard.RegardError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
