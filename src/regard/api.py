@@ -153,6 +153,7 @@ def evaluate(
     everything, but never an image that the run trained on or chose its weights by (known by its pixels).
     """
     predictor, progress = load(run), Progress(quiet)
+    predictor.require_classes()
     found = _scan(data, progress)
     found.require_readable()
     source = found.source

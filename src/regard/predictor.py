@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import registry
 from regard.console import Progress
 from regard.data import checked, find_images, read_image, read_mask, to_tensor
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 from regard.explain import (
     DEFAULT,
     Explanation,
@@ -55,6 +55,14 @@ class Predictor:
     def __repr__(self) -> str:
         return f"Predictor({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
 
+    def require_classes(self) -> None:
+        """Refuse to answer where there is one answer only, such as a pre-trained network's that has no head."""
+        if len(self.classes) < 2:
+            raise ConfigError(
+                "the network tells no classes apart: there is nothing to predict",
+                do="one that was pre-trained without labels has features only: fine-tune it, or use `regard probe`",
+            )
+
     def prepare(self, image: Image) -> Tensor:
         """What the network is given for an image, (1, channels, *size): fitted and normalised, on its device."""
         return self.preparation(self._read(image)[1]).to(self.device)
@@ -71,6 +79,7 @@ class Predictor:
 
         An image that cannot be read is an error; given a list `failed`, the error goes there and the rest goes on.
         """
+        self.require_classes()
         waiting: list[tuple[str, Tensor]] = []
 
         def answer() -> Iterator[Prediction]:
@@ -101,6 +110,7 @@ class Predictor:
         `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
         or a box (top, left, bottom, right) in its pixels. The map is then also scored against it.
         """
+        self.require_classes()
         check_method(method, options, self.model)
         name, pixels = self._read(image)
         picture = self.preparation.picture(pixels)

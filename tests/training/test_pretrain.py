@@ -105,6 +105,15 @@ def test_checkpoints_hold_the_encoder_for_what_comes_after(finished, tmp_path):
     assert found.about["features"] == 64
 
 
+def test_features_alone_predict_nothing_and_say_so(finished, pictures, picture_folder):
+    predictor = regard.load(finished.path, quiet=True)
+    for asked in (predictor.predict, predictor.explain):
+        with pytest.raises(ConfigError, match="tells no classes apart"):
+            asked(pictures / "00.png")
+    with pytest.raises(ConfigError, match="regard probe"):
+        regard.evaluate(finished.path, picture_folder, quiet=True)
+
+
 def test_the_same_seed_gives_the_same_weights_with_any_workers_and_any_batch_order(pictures, finished, tmp_path):
     again = quick(pictures, tmp_path / "again", workers=2)
     assert same(final_weights(finished), final_weights(again))
