@@ -1,139 +1,17 @@
-"""The command line: flags in, API calls out, errors without tracebacks."""
+"""Commands that use what was made: to measure, predict, explain and convert."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional
 
-from regard.config import PretrainConfig, RunConfig
+from regard.cli.making import Quiet
 from regard.console import Progress, columns
-from regard.errors import ConfigError, DataError, RegardError, did_you_mean
-
-Quiet = Annotated[bool, arg(help="Print results only.")]
-
-
-@dataclass
-class Demo:
-    """The whole way on embedded data: train, evaluate, explain, report. No download."""
-
-    name: Positional[str] = "digits"
-    """Which demo: digits."""
-    out: str | None = None
-    """Run folder to make."""
-    epochs: int | None = None
-    """Passes over the training images; fewer is quicker and worse."""
-    seed: int = 0
-    """Seed of weights, order and augmentation."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import api
-
-        settings = {"seed": self.seed, "out": self.out, "epochs": self.epochs}
-        given = {name: value for name, value in settings.items() if value is not None}
-        _tell_run(api.demo(self.name, quiet=self.quiet, command=_command(), **given))
-
-
-@dataclass
-class Check:
-    """Read every image of a data set and say what is there, and what is wrong with it."""
-
-    data: Positional[str]
-    """A folder, .csv, .tsv, .npz, or digits."""
-
-    def run(self) -> None:
-        from regard import api
-
-        found = api.check(self.data)
-        print(found.describe())
-        found.require_readable()
-
-
-@dataclass
-class Train:
-    """Train a model and write a run folder with figures, explanations and a report."""
-
-    data: Positional[str]
-    """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits."""
-    settings: OmitArgPrefixes[RunConfig]
-    resume: bool = False
-    """If --out already holds a run, go on with it."""
-    dry_run: bool = False
-    """Build everything, make one step and one batch of validation, print the plan, write nothing."""
-    seeds: int = 1
-    """Runs to make, each with the next seed, in OUT/seed0, OUT/seed1, … Those that have finished are kept."""
-    ray: int | None = None
-    """Train in so many processes that Ray starts, watches and replaces (docs/scaling.md). Needs --out."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import api
-
-        given = {name: getattr(self.settings, name) for name in _flags(type(self.settings))}
-        if self.ray is not None:
-            from regard.scaling import train_on_ray
-
-            if self.dry_run or self.seeds != 1 or not self.settings.labelled:
-                raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
-            same: dict[str, Any] = {"quiet": self.quiet, "command": _command(), "resume": self.resume}
-            return _tell_run(train_on_ray(self.data, processes=self.ray, **same, **given))
-        extra = {"quiet": self.quiet, "command": _command(), "resume": self.resume, "dry_run": self.dry_run}
-        if not self.settings.labelled:
-            made = api.pretrain(self.data, **extra, **given)
-        else:
-            made = api.train(self.data, seeds=self.seeds, **extra, **given)
-        if self.dry_run:
-            return
-        if self.seeds == 1:
-            _tell_run(made)
-        else:
-            from regard.evaluation import table
-
-            print(table(made.read_json("summary.json")))
-            print(made.path / "summary.json")
-
-
-@dataclass
-class Pretrain(Train):
-    """Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it."""
-
-    data: Positional[str]
-    """A folder of images, a .csv or .tsv with their paths, an .npz, or digits; labels are not used."""
-    settings: OmitArgPrefixes[PretrainConfig]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-@dataclass
-class Resume:
-    """Go on with a run that was stopped, exactly where it was."""
-
-    run_folder: Positional[str]
-    """Run folder."""
-    data: str | None = None
-    """Where its data is now. Default: where it was."""
-    workers: int | None = None
-    """Loader processes. Default: as before, as the next settings."""
-    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where to run."""
-    nonfinite: Literal["stop", "skip"] | None = None
-    """A step whose loss or gradient is not finite is never made: stop there, or leave it out and count."""
-    timeout: float | None = None
-    """Seconds after which a process that does not answer the others is taken for lost."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import api
-
-        changes = {name: getattr(self, name) for name in ("workers", "device", "nonfinite", "timeout")}
-        given = {name: value for name, value in changes.items() if value is not None}
-        _tell_run(api.resume(self.run_folder, data=self.data, quiet=self.quiet, command=_command(), **given))
+from regard.errors import ConfigError, DataError, RegardError
 
 
 @dataclass
@@ -409,46 +287,6 @@ class Convert:
 
 
 @dataclass
-class StudyCommand:
-    """Compare over several runs: models by amount of data, position embeddings, or where the norms stand."""
-
-    kind: Positional[Literal["data-size", "positions", "norm"]]
-    """What to compare."""
-    data: Positional[str]
-    """Data as for train."""
-    settings: OmitArgPrefixes[RunConfig]
-    models: str = "vit_nano,resnet_nano"
-    """data-size: the models, with commas between them."""
-    sizes: str = ""
-    """Numbers of training images, with commas. Default: for data-size all, a half, a quarter …; else all."""
-    seeds: int = 3
-    """Runs of each, with seeds 0, 1, …"""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import study
-
-        given = _flags(RunConfig)
-        settings: dict[str, Any] = {
-            f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given
-        }
-        settings |= {"sizes": _whole_numbers("sizes", self.sizes), "seeds": self.seeds}
-        if self.kind == "data-size":
-            if "model" in given:
-                raise ConfigError("this study compares models", do="give --models instead of --model")
-            plan = study.data_size(self.data, tuple(self.models.split(",")), **settings)
-        else:
-            plan = {"positions": study.positions, "norm": study.norm}[self.kind](self.data, **settings)
-        result = study.run_study(plan, quiet=self.quiet)
-        print(columns((self.kind, "images", "accuracy", "deviation", "seeds"), [
-            (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
-            for p in result.points
-        ]))  # fmt: skip
-        print(*result.says(), sep="\n")
-        print(plan.out / "study.md")
-
-
-@dataclass
 class Models:
     """List the models."""
 
@@ -457,72 +295,6 @@ class Models:
 
         rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)), e.paper) for n, e in MODELS.items()]
         print(columns(("name", "parameters, 1000 classes", "input", "from"), rows))
-
-
-COMMANDS: dict[str, type] = {
-    "demo": Demo, "check": Check, "train": Train, "pretrain": Pretrain, "resume": Resume, "eval": Eval,
-    "probe": Probe, "predict": Predict, "explain": Explain, "inspect": Inspect, "report": Report,
-    "convert": Convert, "study": StudyCommand, "models": Models,
-}  # fmt: skip
-
-
-def main() -> None:
-    """Run one command. Errors the user can mend print without a traceback (unless --debug) and exit with 2."""
-    words = sys.argv[1:]
-    debug = "--debug" in words
-    words = [_spelt(word) for word in words if word != "--debug"]
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what is open is closed on the way
-    try:
-        if words == ["--version"]:
-            from regard import __version__
-
-            print(__version__)
-            return
-        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-            raise ConfigError(f"there is no command {words[0]!r}", do=did_you_mean(words[0], COMMANDS))
-        command: Any = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="regard",
-            description="Vision transformers: train, evaluate, predict, explain. --debug shows tracebacks.",
-            args=words or ["--help"],
-            config=(tyro.conf.PositionalMetavarFromFieldName,),
-        )
-        command.run()
-    except RegardError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-
-
-def _flags(cls: type) -> set[str]:
-    """The fields of `cls` that the command line names, so that a flag can be told from a default."""
-    flags = (_spelt(word) for word in sys.argv[2:] if word.startswith("--"))
-    words = {flag.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
-    return words & {f.name for f in fields(cls)}
-
-
-def _spelt(word: str) -> str:
-    """`--from` for `--weights`: as Python's keyword it cannot be the name of a setting, and here it reads best."""
-    flag, sign, value = word.partition("=")
-    return f"--weights{sign}{value}" if flag == "--from" else word
-
-
-def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    """From words such as 250,500,1000."""
-    words = [word for word in text.replace(" ", ",").split(",") if word]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"{name}={text} are not whole numbers", do=f"give --{name} such as 250,500,1000")
-    return tuple(map(int, words))
-
-
-def _command() -> str:
-    return shlex.join(["regard", *sys.argv[1:]])
 
 
 def _interval(figure: Any) -> str:
@@ -536,14 +308,3 @@ def _tell_failures(failed: list[DataError]) -> None:
     if failed:
         lines = "\n".join(f"    {error.where}: {error.what}" for error in failed)
         raise DataError(f"{len(failed)} images could not be read (any others are done):\n{lines}")
-
-
-def _tell_run(run: Any) -> None:
-    if os.environ.get("RANK", "0") != "0":
-        return  # of several processes, the first one speaks
-    figures = run.read_json("summary.json")["figures"]
-    name = "accuracy" if "accuracy" in figures else "reconstruction_loss"
-    figure = figures[name]
-    print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
-          f"(95 % interval {figure['low']:.4f} to {figure['high']:.4f}, n={figure['n']})")  # fmt: skip
-    print(run.path / "report.html")
