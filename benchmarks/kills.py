@@ -59,7 +59,7 @@ def main(kills: int, seed: int) -> None:
         print(f"left alone: {updates(whole)} updates in {time.monotonic() - begun:.0f} s", flush=True)
         died = 0
         while died < kills:
-            seconds, early = draw.uniform(0.05, 3.0), draw.random() < 0.15
+            seconds, early = draw.uniform(0.3, 5.0), draw.random() < 0.15
             code = life(run, seconds, draw.choice([0, 2]), early)
             died += code == -signal.SIGKILL
             of = "being" if early else "training"

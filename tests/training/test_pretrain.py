@@ -125,7 +125,7 @@ def test_killed_and_gone_on_with_it_ends_with_the_very_weights(pictures, finishe
     script = Path(__file__).with_name("killed.py")
     settings = json.dumps(SETTINGS | {"pretrain": True})
     words = [sys.executable, script, str(pictures), str(tmp_path / "run")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # other sums would round otherwise
     number = signal.SIGKILL if update == 7 else signal.SIGTERM
     stopped = subprocess.run([*words, str(update), str(int(number)), "training", settings], env=environment)
     assert stopped.returncode == (-number if number == signal.SIGKILL else 128 + number)

@@ -80,7 +80,7 @@ def test_the_command_line_says_what_does_not_go_with_ray(picture_folder, tmp_pat
     monkeypatch.setattr("sys.argv", ["regard", *words])
     with pytest.raises(SystemExit):
         cli.main()
-    assert "--ray does not go with" in capsys.readouterr().err
+    assert "--ray goes with neither" in capsys.readouterr().err
 
 
 def test_without_ray_the_way_to_install_it_is_said(picture_folder, tmp_path, monkeypatch):

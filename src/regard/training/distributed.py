@@ -117,7 +117,7 @@ def spread(model: Network, world: World, device: torch.device, shard: bool) -> n
     from torch.nn.parallel import DistributedDataParallel
 
     ids = [world.local] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
 def unsynced(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
