@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 def life(out: Path, seconds: float | None, workers: int, early: bool = False) -> int:
     """One process on the run, killed so many seconds after it began to train (or, early, to be); its exit code."""
-    words = ["train", "digits", "--out", str(out), "--resume", "--save-every", "0", "--epochs", "12",
+    words = ["train", "digits", "--out", str(out), "--resume", "--save-every", "0", "--epochs", "24",
              "--accumulate", "2", "--dropout", "0.1", "--optimizer", "muon", "--explain", "0", "--device", "cpu",
              "--workers", str(workers)]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

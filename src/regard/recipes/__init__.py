@@ -46,7 +46,7 @@ def digits() -> RunConfig:
 
     regard train digits --recipe digits
 
-    70 seconds of training on two CPU cores; 98.3 % test accuracy for the worst of five seeds, 98.8 % on
+    70 seconds of training on two CPU cores; 98.3 % test accuracy for the worst of five seeds, 98.7 % on
     average (benchmarks/results/digits.md).
     """
     return RunConfig(model="vit_nano", patch=2, epochs=120, batch=32, lr=2e-3, mixup=0.2, crop="shift", flip=False)
