@@ -9,13 +9,17 @@ ORACLES := .venv-oracles
 # Some CPUs announce bf16 instructions that their kernels cannot run; harmless elsewhere.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: demo test check oracles bench clean
+.PHONY: demo test long check oracles bench clean
 
 demo: $(VENV)/core
 	$(BIN)/regard demo
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest
+
+# What takes a minute or more by itself.
+long: $(VENV)/dev
+	$(BIN)/python -m pytest -m long
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .

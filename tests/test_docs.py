@@ -58,6 +58,7 @@ def test_commands_and_programs_of_the_readme_run_as_written(place):
         assert value.strip() in printed[2], "the README promises another output"
 
 
+@pytest.mark.long
 def test_commands_and_programs_of_the_transfer_page_run_as_written(place):
     text = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
     commands = [line for block in blocks("bash", text) for line in block.splitlines() if line.startswith("regard ")]

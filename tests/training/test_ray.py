@@ -19,12 +19,12 @@ from tests.conftest import make_folder
 from tests.training.test_distributed import SETTINGS, launch, told
 
 STRUCK = 3
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """One run in one process, and one in two of Ray's, of which the second is killed before the fourth update."""
-    pytest.importorskip("ray")
     place = tmp_path_factory.mktemp("ray")
     data, alone, out = make_folder(place / "pictures", per_class=15), place / "alone", place / "deep" / "run"
     assert launch(1, data, alone).returncode == 0
