@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -325,7 +326,7 @@ def rehearse(plan: Plan, progress: Progress) -> str:
 
     few = Loader(plan.images, plan.part("val")[: plan.config.images_a_step], plan.config.images_a_step)
     training = make_training(plan, few, Nowhere(), progress, ALONE)
-    parts = [part for _, (part, _) in zip(range(plan.config.accumulate), training._batches(), strict=False)]
+    parts = [part for part, _ in itertools.islice(training.batches(), plan.config.accumulate)]
     plan.model.train()
     training.step.set_rate(0.0)
     times, loss = [], 0.0

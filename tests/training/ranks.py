@@ -28,7 +28,7 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     seen: dict = {"losses": {}, "samples": {}, "gradient": None}
-    rate, batches, step, apply = loop.learning_rate, loop.Training._batches, Step.whole, Step.apply
+    rate, batches, step, apply = loop.learning_rate, loop.Training.batches, Step.whole, Step.apply
 
     def learning_rate(done, *rest):
         if done == update and rank == ranks - 1 and not seen.get("judging"):
@@ -62,7 +62,7 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
             seen["gradient"] = torch.cat([g.flatten() for g in full]).tolist()
         return apply(self)
 
-    loop.learning_rate, loop.Training._batches = learning_rate, watched_batches
+    loop.learning_rate, loop.Training.batches = learning_rate, watched_batches
     Step.whole, Step.apply = watched_step, watched_apply
     try:
         yield

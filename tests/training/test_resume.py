@@ -87,6 +87,9 @@ def test_ctrl_c_saves_and_the_run_can_be_used_and_gone_on_with(data, reference, 
     stopped = killed(data, tmp_path / "run", 2, signal.SIGINT, where)
     assert "KeyboardInterrupt" in stopped.stderr
     assert (tmp_path / "run" / "checkpoints" / "state.safetensors").exists()
+    if where == "evaluation":  # the second one, so one epoch is whole
+        assert regard.load(tmp_path / "run").predict(data / "red" / "00.png").label in ("red", "blue")
+        assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
     assert killed(data, tmp_path / "run", -1, 0).returncode == 0
     assert same(reference, tmp_path / "run")
     assert "resume" in (tmp_path / "run" / "command.txt").read_text()

@@ -108,12 +108,19 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         "<h2>Settings</h2>",
         table(("setting", "value", "from"), chosen),
         f"<details><summary>{len(rest)} defaults</summary>{table(('setting', 'value', 'from'), rest)}</details>",
+    ]  # fmt: skip
+    return whole_page(title, parts, command, environment)
+
+
+def whole_page(title: str, parts: list[str], command: str, environment: dict[str, Any]) -> str:
+    """A page of these parts, ending in how to make its run again."""
+    ending = [
         f"<h2>To reproduce</h2><pre>{escape(command)}</pre>",
         f"<p>regard {environment['regard']}, torch {escape(environment['torch'])}, Python {environment['python']}, "
         f"{escape(environment['platform'])}.</p>",
-    ]  # fmt: skip
+    ]
     style = (files("regard.report") / "style.css").read_text(encoding="utf-8")
-    return SHELL.format(title=escape(title), style=style, body="\n".join(parts))
+    return _SHELL.format(title=escape(title), style=style, body="\n".join([*parts, *ending]))
 
 
 def _warnings(about: Any, summary: Any) -> str:
@@ -265,7 +272,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-SHELL = """<!doctype html>
+_SHELL = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>
 {body}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from regard.drawing import canvas, style
 from regard.report import figures
-from regard.report.page import SHELL, duration, facts, plain, table
+from regard.report.page import duration, facts, plain, table, whole_page
 from regard.weights import Run, write_aside, write_text
 
 PICTURES = "figures/reconstructions.png"
@@ -86,9 +85,5 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         f"<p>Fingerprint of names and pixels: <code>{about['fingerprint'][:16]}</code>.</p>",
         "<h2>Settings</h2>",
         table(("setting", "value", "from"), [row for row in settings if row[2] != "default"]),
-        f"<h2>To reproduce</h2><pre>{escape(command)}</pre>",
-        f"<p>regard {environment['regard']}, torch {escape(environment['torch'])}, Python {environment['python']}, "
-        f"{escape(environment['platform'])}.</p>",
     ]  # fmt: skip
-    sheet = (files("regard.report") / "style.css").read_text(encoding="utf-8")
-    return SHELL.format(title=escape(title), style=sheet, body="\n".join(parts))
+    return whole_page(title, parts, command, environment)

@@ -124,7 +124,7 @@ class Training:
         """The steps of an epoch that are left."""
         config, history, size = self.config, self.history, len(self.loader.order.index)
         self.model.train()
-        batches = self._batches()
+        batches = self.batches()
         while history.updates < self.steps and (group := list(itertools.islice(batches, config.accumulate))):
             torch.manual_seed((config.seed << 32) + history.updates + (self.world.rank << 24))
             self.step.set_rate(learning_rate(history.updates, self.steps, config.lr, config.warmup))
@@ -140,7 +140,7 @@ class Training:
             tick(history.updates, _note(history))
             self._pause()
 
-    def _batches(self) -> Iterator[tuple[Part, list[int]]]:
+    def batches(self) -> Iterator[tuple[Part, list[int]]]:
         """Augmented images and their targets. On a GPU many batches are augmented at once: a few launches, not many."""
         loader, augment, history, device = self.loader, self.augment, self.history, self.device
         pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
