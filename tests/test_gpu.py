@@ -1,6 +1,7 @@
 """What only a CUDA device can show. Run by hand: python -m pytest -m gpu tests/test_gpu.py"""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from regard.explain import METHODS, Case, inspect_model, visualise, with_test_ti
 from regard.explain.explorer import record_attention
 from regard.explain.registers import RegisterNeuron
 from regard.tasks import Classification
-from regard.training import Average
+from regard.training import Average, Training
 from regard.training.step import Step
+from regard.weights import Run
 from tests.conftest import make_folder
 from tests.nn.test_attention import Watch, reference
 
@@ -103,7 +105,7 @@ def test_every_method_on_the_gpu_equals_itself_on_the_cpu(method):
     torch.testing.assert_close(on_gpu, on_cpu, atol=1e-3 * on_cpu.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "axial", "none"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "axial", "conditional", "none"])
 def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(positions):
     """The CUDA graph against plain steps: same batches (one of another size), same rates, nothing random."""
     batches = [(torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()) for _ in range(8)]
@@ -129,6 +131,7 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(positions):
 def test_a_replayed_step_drops_other_units_each_time():
     torch.manual_seed(0)
     model = regard.create("vit_nano", classes=4, size=16, dropout=0.5).cuda()
+    torch.nn.init.normal_(model.head.weight)  # it starts at zero, where nothing that is dropped shows
     config = RunConfig(batch=8, compile=True, precision="fp32")
     step = Step(model, Classification(), config, torch.device("cuda"))
     x, targets = torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()
@@ -152,3 +155,55 @@ def test_transfer_is_recorded_and_replayed(tmp_path, settings):
     )  # fmt: skip
     rows = run.read_rows("metrics.csv")
     assert float(rows[-1]["train_loss"]) < 0.5 * float(rows[0]["train_loss"])
+
+
+def test_a_run_stopped_on_the_gpu_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    """Recorded steps, stopped by SIGTERM in the second epoch. Kernels add in any order there, so nearly the same."""
+    make_folder(tmp_path / "data", per_class=40, side=48)
+    settings = {"model": "vit_nano", "size": 32, "epochs": 5, "batch": 8, "explain": 0, "mixup": 0.2, "quiet": True}
+    whole = regard.train(tmp_path / "data", out=tmp_path / "whole", **settings)
+    pause = Training._pause
+
+    def asked_to_stop(training):
+        if training.history.updates == 17:
+            training.stop.wanted = signal.SIGTERM
+        pause(training)
+
+    monkeypatch.setattr(Training, "_pause", asked_to_stop)
+    with pytest.raises(SystemExit):
+        regard.train(tmp_path / "data", out=tmp_path / "stopped", **settings)
+    monkeypatch.undo()
+    assert len(Run(tmp_path / "stopped").read_rows("metrics.csv")) == 1
+    again = regard.resume(tmp_path / "stopped", quiet=True)
+    losses = [[float(row["train_loss"]) for row in run.read_rows("metrics.csv")] for run in (whole, again)]
+    assert len(losses[1]) == 5
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.fixture
+def little_memory():
+    """A GPU of 1.5 GB."""
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.5e9 / torch.cuda.mem_get_info()[1])
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_memory_that_runs_out_gives_smaller_pieces(tmp_path, capsys, little_memory, compiled):
+    make_folder(tmp_path / "data", per_class=100, side=96)
+    regard.train(
+        tmp_path / "data", model="vit_ti16", size=224, batch=128, epochs=2, compile=compiled, explain=0,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    said = capsys.readouterr()
+    assert "memory ran out: each step is now made of pieces of" in said.out + said.err
+
+
+def test_the_largest_batch_is_found(tmp_path, little_memory):
+    make_folder(tmp_path / "data", per_class=100, side=96)
+    run = regard.train(
+        tmp_path / "data", model="vit_ti16", size=224, batch="auto", epochs=1, explain=0, quiet=True,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert 8 <= json.loads((run.path / "config.json").read_text())["batch"]["value"] < 128

@@ -97,7 +97,7 @@ class ViTConfig:
     heads: int = 12
     mlp: int = 3072
     pool: Literal["class", "mean"] = "class"
-    positions: Literal["learned", "axial", "sinusoidal", "none"] = "learned"
+    positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] = "learned"
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"
     dropout: float = 0.0
@@ -290,7 +290,7 @@ class RunConfig:
     """Hidden width of each block's MLP."""
     pool: Literal["class", "mean"] | None = None
     """What the head sees: the class token or the mean of the patches."""
-    positions: Literal["learned", "axial", "sinusoidal", "none"] | None = None
+    positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] | None = None
     """Position embedding."""
     registers: int | None = None
     """Register tokens."""

@@ -1,7 +1,8 @@
 """The one kind of error a user should ever see: what is wrong, where, and what to do about it."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 
 class RegardError(Exception):
@@ -21,6 +22,10 @@ class RegardError(Exception):
         if do:
             lines.append(f"  to do: {do}")
         super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[Callable[..., Exception], tuple[str]]:
+        """As it comes from another process: whole, not as a text about a text."""
+        return partial(type(self), where=self.where, do=self.do), (self.what,)
 
 
 class ConfigError(RegardError):

@@ -148,6 +148,8 @@ class StudyCommand:
     """Numbers of training images, with commas. Default: for data-size all, a half, a quarter …; else all."""
     seeds: int = 3
     """Runs of each, with seeds 0, 1, …"""
+    jobs: int = 1
+    """Runs made at a time: small networks leave a GPU, or many cores, half idle."""
     quiet: Quiet = False
 
     def run(self) -> None:
@@ -164,7 +166,7 @@ class StudyCommand:
             plan = study.data_size(self.data, tuple(self.models.split(",")), **settings)
         else:
             plan = {"positions": study.positions, "norm": study.norm}[self.kind](self.data, **settings)
-        result = study.run_study(plan, quiet=self.quiet)
+        result = study.run_study(plan, jobs=self.jobs, quiet=self.quiet)
         print(columns((self.kind, "images", "accuracy", "deviation", "seeds"), [
             (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
             for p in result.points

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 from collections.abc import Iterator
@@ -156,7 +157,10 @@ class Images(Dataset[tuple[Tensor, int, int]]):
 
 
 class _Order:
-    """Batches of (epoch, sample number) for the loader; the epoch, and where in it to begin, are set from outside."""
+    """Batches of (epoch, sample number) for the loader; the epoch, and where in it to begin, are set from outside.
+
+    A shuffled order goes on into the epochs after: those who read then need not wait for those who compute.
+    """
 
     def __init__(self, index: np.ndarray, batch: int, seed: int | None, rank: int, ranks: int):
         self.index, self.batch, self.seed, self.rank, self.ranks = index, batch, seed, rank, ranks
@@ -165,13 +169,13 @@ class _Order:
     def __len__(self) -> int:
         return -(-len(self.index) // self.batch)
 
-    def numbers(self) -> np.ndarray:
-        return self.index if self.seed is None else order(self.seed, self.epoch, self.index)
+    def numbers(self, epoch: int) -> np.ndarray:
+        return self.index if self.seed is None else order(self.seed, epoch, self.index)
 
-    def batches(self) -> list[tuple[np.ndarray, float]]:
+    def batches(self, epoch: int, start: int = 0) -> list[tuple[np.ndarray, float]]:
         """What this process has of each batch, and which share of the batch that is."""
-        numbers = self.numbers()
-        return [self._own(numbers[at : at + self.batch]) for at in range(self.start, len(numbers), self.batch)]
+        numbers = self.numbers(epoch)
+        return [self._own(numbers[at : at + self.batch]) for at in range(start, len(numbers), self.batch)]
 
     def _own(self, whole: np.ndarray) -> tuple[np.ndarray, float]:
         if self.ranks == 1:
@@ -183,8 +187,13 @@ class _Order:
         return (own, len(own) / len(whole)) if len(own) else (whole[:1], 0.0)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for numbers, _ in self.batches():
-            yield [(self.epoch, int(i)) for i in numbers]
+        epoch, start = self.epoch, self.start
+        while True:
+            for numbers, _ in self.batches(epoch, start):
+                yield [(epoch, int(i)) for i in numbers]
+            if self.seed is None:
+                return
+            epoch, start = epoch + 1, 0
 
 
 class Loader:
@@ -209,6 +218,7 @@ class Loader:
         self.order = _Order(np.array(index, dtype=np.int64), batch, shuffle, rank, ranks)
         self.stacked: Batch | None = None
         self.loader: DataLoader[Any] | None = None
+        self.ahead: tuple[int, int, Iterator[Any]] | None = None
         fitted = len(index) * images.channels * math.prod(images.size)
         if images.scan.cache and not images.crop and index and fitted <= CACHE_BYTES:
             self.stacked = collate([images[0, i] for i in index])
@@ -242,8 +252,7 @@ class Loader:
 
     def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from sample `start` on; of images in memory, `together` of them as one."""
-        self.order.epoch, self.order.start = number, start
-        batches = self.order.batches()
+        batches = self.order.batches(number, start)
         if self.stacked is not None:
             for at in range(0, len(batches), together):
                 some = batches[at : at + together]
@@ -253,19 +262,26 @@ class Loader:
                 images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
                 yield Batch(images, labels, numbers, tuple((len(own), share) for own, share in some))
         elif self.loader is not None:
-            for (own, share), batch in zip(batches, self._from_workers(), strict=True):
+            for (own, share), batch in zip(batches, self._from_workers(number, start, len(batches)), strict=True):
                 yield batch._replace(steps=((len(own), share),))
         else:
             for own, share in batches:
                 yield collate([self.images[number, int(i)] for i in own])._replace(steps=((len(own), share),))
 
-    def _from_workers(self) -> Iterator[Batch]:
+    def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[Batch]:
+        """The batches of an epoch, most of them made while the epoch before ended and was judged."""
         assert self.loader is not None
         try:
-            for batch in self.loader:
+            if self.ahead is None or self.ahead[:2] != (epoch, start):
+                self.order.epoch, self.order.start = epoch, start
+                self.ahead = epoch, start, iter(self.loader)
+            running, self.ahead = self.ahead[2], None
+            for batch in itertools.islice(running, count):
                 if isinstance(batch, DataError):
                     raise batch
                 yield batch
+            if self.order.seed is not None:
+                self.ahead = epoch + 1, 0, running
         except RuntimeError as error:
             if "worker" not in str(error):
                 raise

@@ -77,7 +77,7 @@ def position_similarity(model: Network) -> Tensor | None:
     """
     where = model.token_map()
     for positions in (m for m in model.modules() if isinstance(m, GridPositions)):
-        if positions.kind == "none":
+        if positions.kind in ("conditional", "none"):
             return None
         # Added to zeros, every kind of position shows itself.
         device = next(model.parameters()).device

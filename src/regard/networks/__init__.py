@@ -23,7 +23,7 @@ class Network(nn.Module):
     """
 
     REPEATED: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """The kinds of block it is a stack of: compiled one by one, their matrices moved by Muon."""
+    """The kinds of block it is a stack of: their matrices are moved by Muon."""
     PLACED: ClassVar[bool] = False
     """Whether the tokens of its output stand where the token map says."""
 
@@ -45,6 +45,10 @@ class Network(nn.Module):
     def repeated(self) -> list[nn.Module]:
         """Its blocks, in order."""
         return [module for module in self.modules() if isinstance(module, self.REPEATED)]
+
+    def compiled(self) -> list[nn.Module]:
+        """What is compiled, each by itself: all blocks share one graph, so it takes seconds, not minutes."""
+        return self.repeated()
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Where the tokens of every layer live on an input of this size (the configured one, if not said)."""

@@ -3,10 +3,11 @@
 Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 
 Departures from the paper: patches are padded where the size does not divide; positions may be axial,
-sinusoidal or absent; register tokens (Darcet et al., 2024) may follow the class token, without a
-position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
-may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture");
-the norms of a block may stand after its branches, the last norm staying where it is.
+sinusoidal, absent, or told anew in every block by a convolution (Chu et al., 2021); register tokens (Darcet
+et al., 2024) may follow the class token, without a position; mean pooling (Zhai et al., 2022) does without a
+class token; convolutions (Xiao et al., 2021) may stand in for the patch projection, as may the paper's own
+ResNet (section 3.1, "Hybrid architecture"); the norms of a block may stand after its branches, the last norm
+staying where it is.
 """
 
 from dataclasses import replace
@@ -95,6 +96,7 @@ class ViT(Network):
                 drop_path=config.drop_path * layer / max(config.depth - 1, 1),
                 layer_scale=config.layer_scale,
                 eps=config.eps,
+                axes=len(grid) if config.positions == "conditional" else 0,
             )
             for layer in range(config.depth)
         )
@@ -140,14 +142,14 @@ class ViT(Network):
                 f"an input of shape {tuple(x.shape)} does not fit: "
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
-        tokens = self.embed(x)
+        tokens, grid = self.embed(x), grid_of(tuple(x.shape[2:]), self.config.patch)
         alone = lean and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
             if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, only=only, use_reentrant=False)
+                tokens = checkpoint(block, tokens, only=only, grid=grid, use_reentrant=False)
             else:
-                tokens = block(tokens, only=only)  # equations 2 and 3
+                tokens = block(tokens, only=only, grid=grid)  # equations 2 and 3
         tokens = self.norm(tokens)
         if self.class_token is not None:
             features = tokens[:, 0]  # equation 4
@@ -166,6 +168,9 @@ class ViT(Network):
             spare = self.registers.expand(len(x), -1, -1)
             tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
         return self.drop(tokens)
+
+    def compiled(self) -> list[nn.Module]:
+        return [self.patches] * (self.config.stem == "conv") + self.repeated()
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size

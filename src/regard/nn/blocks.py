@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.nn.attention import MultiHeadAttention
+from regard.nn.patches import ConditionalPositions
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
 
@@ -64,7 +65,8 @@ class DropPath(nn.Module):
 class EncoderBlock(nn.Module):
     """Attention and MLP, each on a residual branch.
 
-    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)).
+    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)). With `axes` it
+    first tells its tokens where they stand, by a convolution on a grid of so many axes.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class EncoderBlock(nn.Module):
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         eps: float = 1e-6,
+        axes: int = 0,
     ):
         super().__init__()
+        self.positions = ConditionalPositions(axes, width) if axes else None
         self.norm_first = norm == "pre"
         self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attention = MultiHeadAttention(width, heads)
@@ -91,8 +95,12 @@ class EncoderBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, only: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, only: int | None = None, grid: tuple[int, ...] = ()
+    ) -> Tensor:
         """Tokens (B, N, width) in and out; `only` asks for the first few alone, which still see all others."""
+        if self.positions is not None:
+            x = self.positions(x, grid)
         keys = self.norm1(x) if self.norm_first else x
         x = x[:, :only]
         mixed = self.attention(keys, mask=mask) if only is None else self.attention(keys[:, :only], keys, mask=mask)

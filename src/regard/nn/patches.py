@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from regard.errors import ConfigError
 from regard.geometry import grid_of
 
-Positions = Literal["learned", "axial", "sinusoidal", "none"]
+Positions = Literal["learned", "axial", "sinusoidal", "conditional", "none"]
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def pad_to(x: Tensor, patch: tuple[int, ...]) -> Tensor:
@@ -91,7 +92,9 @@ class ConvStem(nn.Module):
         self.project = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(self.convolutions(pad_to(x, self.patch)).flatten(2).transpose(1, 2))
+        # Channels side by side, as tokens have them: convolutions and norms are faster so, and nothing is moved after.
+        x = pad_to(x, self.patch).contiguous(memory_format=torch.channels_last)
+        return self.project(self.convolutions(x).flatten(2).transpose(1, 2))
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
@@ -132,16 +135,17 @@ class GridPositions(nn.Module):
     """Adds to each token what tells where it stands.
 
     "learned" is ViT's table with one row per token (prefix tokens too); "axial" is the two-dimensional
-    variant of its appendix D.4, one learned table per axis, side by side; "sinusoidal" is fixed; "none"
-    leaves a bag of patches. A grid other than the one it was built for is met by resampling.
+    variant of its appendix D.4, one learned table per axis, side by side; "sinusoidal" is fixed; "conditional"
+    leaves it to the blocks, "none" leaves a bag of patches. A grid other than the one it was built for is met by
+    resampling.
     """
 
     fixed: Tensor
 
     def __init__(self, kind: Positions, grid: tuple[int, ...], width: int, prefix: int):
         super().__init__()
-        if kind not in ("learned", "axial", "sinusoidal", "none"):
-            raise ConfigError(f"positions={kind!r} is not one of learned, axial, sinusoidal, none")
+        if kind not in get_args(Positions):
+            raise ConfigError(f"positions={kind!r} is not one of {', '.join(get_args(Positions))}")
         if kind == "axial" and width % len(grid):
             raise ConfigError(f"axial positions need a width ({width}) that divides by {len(grid)} axes")
         self.kind, self.grid, self.width, self.prefix = kind, grid, width, prefix
@@ -161,7 +165,7 @@ class GridPositions(nn.Module):
 
     def forward(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
         """tokens (B, prefix + Π grid, width), with positions added."""
-        if self.kind == "none":
+        if self.kind in ("conditional", "none"):
             return tokens
         if self.kind == "learned":
             table = self.table
@@ -180,3 +184,29 @@ class GridPositions(nn.Module):
         else:
             table = self.fixed if grid == self.grid else sinusoid_grid(grid, self.width).to(tokens.device)
         return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))
+
+
+class ConditionalPositions(nn.Module):
+    """Adds to each token a convolution of its neighbours, channel by channel, on a grid with zeros around it.
+
+    Chu et al., "Conditional positional encodings" (2021); at the head of every block as in UniFormer (Li et al.,
+    2022). Where a token stands shows in how far the zeros are; any grid will do. Prefix tokens are left alone.
+    """
+
+    def __init__(self, axes: int, width: int):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.empty(width, 1, *(3,) * axes))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.kernel, std=self.kernel[0].numel() ** -0.5)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """tokens (B, prefix + Π grid, width), of any prefix."""
+        prefix, width = tokens.shape[1] - math.prod(grid), tokens.shape[2]
+        placed = tokens[:, prefix:].unflatten(1, grid).movedim(-1, 1)
+        near = CONVOLUTIONS[len(grid)](placed, self.kernel, self.bias, padding=1, groups=width)
+        near = near.flatten(2).transpose(1, 2)
+        return tokens + (F.pad(near, (0, 0, prefix, 0)) if prefix else near)

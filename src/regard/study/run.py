@@ -1,10 +1,14 @@
-"""Makes a study's runs, one after another; what is finished is kept, so it can be stopped and go on."""
+"""Makes a study's runs, some at a time; what is finished is kept, so it can be stopped and go on."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from multiprocessing import get_context
 
 from regard import api
 from regard.config import read_json
@@ -20,16 +24,18 @@ STEPS_OF_TWO = 5
 """Sizes of a study that names none: all the training images, and half of that so many times."""
 
 
-def run_study(study: Study, *, quiet: bool = False) -> Result:
+def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     """Make the runs that are not there yet and write what they say: study.csv, .json, .md, .svg and .png.
 
-    A run whose loss becomes no number is counted as failed, not left out in silence.
+    `jobs` of them are made at a time. A run whose loss becomes no number is counted as failed, not left out in silence.
 
     >>> from regard.study import norm
     >>> study = norm("digits", (40, 80), seeds=1, epochs=1, depth=1, out=tmp / "study")
     >>> [(row["arm"], row["images"]) for row in run_study(study, quiet=True).rows]
     [('pre', 40), ('post', 40), ('pre', 80), ('post', 80)]
     """
+    if jobs < 1:
+        raise ConfigError(f"jobs={jobs}: at least one run is made at a time")
     progress, failed = Progress(quiet), dict[str, str]()
     found = api.check(study.data, quiet=quiet)
     found.require_readable()
@@ -39,9 +45,9 @@ def run_study(study: Study, *, quiet: bool = False) -> Result:
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
-        for trial in waiting:
+        for trial, future in _made(study, waiting, jobs):
             try:
-                accuracy = _make(study, trial)
+                accuracy = future.result()
             except DivergedError as error:
                 failed[trial.name], accuracy = error.what, None
             made += 1
@@ -57,6 +63,33 @@ def run_study(study: Study, *, quiet: bool = False) -> Result:
         if there:
             result.write()
     return result
+
+
+def _made(study: Study, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
+    """Each run when it has ended. Several at a time are processes of their own, which share the cores."""
+    if jobs == 1:
+        for trial in trials:
+            future: Future[float] = Future()
+            try:
+                future.set_result(_make(study, trial))
+            except DivergedError as error:
+                future.set_exception(error)
+            yield trial, future
+        return
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _use_threads, (threads,))
+    try:
+        futures = {pool.submit(_make, study, trial): trial for trial in trials}
+        for future in as_completed(futures):
+            yield futures[future], future
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def _settled(study: Study, found: Scan) -> Study:

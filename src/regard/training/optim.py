@@ -33,7 +33,7 @@ def make_optimizers(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             matrix = parameter.ndim > 1 and not any(part in _UNDECAYED for part in name.split("."))
-            use = "muon" if parameter in hidden else "decayed" if matrix else "plain"
+            use = "plain" if not matrix else "muon" if parameter in hidden else "decayed"
             groups.setdefault((depths.get(name, 0), use), []).append(parameter)
 
     def chosen(*uses: str) -> list[dict[str, Any]]:

@@ -54,9 +54,8 @@ class Step:
             for group in self.groups():
                 group["lr"], group["capturable"] = torch.tensor(config.lr, device=device), True
         if config.compile:
-            # Block by block: all blocks share one graph, so compiling takes seconds, not minutes.
-            for block in model.repeated():
-                block.compile(dynamic=False)
+            for part in model.compiled():
+                part.compile(dynamic=False)
 
     def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]

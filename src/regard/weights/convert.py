@@ -172,6 +172,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
         raise _inexpressible("norm='post'", target, "no other format has; keep it as regard")
     if config.stem == "conv":
         raise _inexpressible("stem='conv'", target, "no other format has; keep it as regard")
+    if config.positions == "conditional":
+        raise _inexpressible("positions='conditional'", target, "no other format has; keep it as regard")
     if config.pool == "mean" and target.needs_class:
         raise _inexpressible("pool='mean'", target, "these have: google, timm, regard")
     grid = grid_of(config.size, config.patch)
