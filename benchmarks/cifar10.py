@@ -60,13 +60,13 @@ def draw(folder: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     ax = figure.subplots()
-    for path, colour in zip(sorted(folder.glob("cifar10-*.csv")), ("#D55E00", "#009E73", "#0072B2"), strict=False):
+    for path in sorted(folder.glob("cifar10-*.csv")):
         rows = list(csv.DictReader(path.open()))
         facts = json.loads(path.with_suffix(".json").read_text())
         value = facts["test accuracy"]["value"]
         label = f"{facts['stem']}: {value:.2%} on the test set, {facts['wall clock, s']:.0f} s in all"
         seconds, accuracy = ([float(r[name]) for r in rows] for name in ("seconds", "val_accuracy"))
-        ax.plot(seconds, [100 * a for a in accuracy], color=colour, label=label)
+        ax.plot(seconds, [100 * a for a in accuracy], label=label)
     ax.axhline(95, color="#888888", linewidth=0.8, linestyle=":")
     ax.set(xlabel="seconds since training began", ylabel="validation accuracy (%)", ylim=(40, 100))
     ax.grid(alpha=0.3)

@@ -1,5 +1,6 @@
 """Settings survive JSON unchanged, and mistakes in them are named."""
 
+import copy
 import json
 
 import pytest
@@ -50,6 +51,8 @@ def test_change_keeps_the_rest():
 def test_an_error_says_what_where_and_what_to_do():
     error = RegardError("it is broken", where="a.png", do="mend it")
     assert str(error) == "it is broken\n  where: a.png\n  to do: mend it"
+    moved = copy.copy(error)  # by the protocol that brings it from another process
+    assert (type(moved), moved.what, moved.where, moved.do) == (RegardError, "it is broken", "a.png", "mend it")
 
 
 def test_far_misses_get_the_whole_list():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from regard.data import Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
 from regard.data.loader import random_crop, simple_crop
@@ -29,6 +30,26 @@ def test_workers_and_memory_change_nothing(picture_folder, crop):
             assert all(torch.equal(a, b) for a, b in zip(x[:3], y[:3], strict=True))
             assert x.steps == y.steps
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_reading_goes_on_into_the_next_epoch_and_begins_anew_anywhere_else(picture_folder, monkeypatch):
+    """Epochs in a row are read in one pass; one left half-way, repeated or begun in its middle gets a new pass."""
+    found, passes, begin = scan(open_source(picture_folder)), [], DataLoader.__iter__
+    found.cache.clear()
+    images = Images(found, (12, 10), 3, crop="resized", seed=4)
+    ahead, plain = (Loader(images, list(range(24)), 5, shuffle=4, workers=workers) for workers in (2, 0))
+    monkeypatch.setattr(DataLoader, "__iter__", lambda loader: (passes.append(1), begin(loader))[1])
+    order = [(0, 0, 5, 1), (1, 0, 5, 1), (2, 0, 2, 1), (3, 0, 5, 2), (3, 0, 5, 3), (4, 10, 3, 4), (5, 0, 5, 4)]
+    for epoch, start, count, passed in order:
+        got, expected = [], list(plain.epoch(epoch, start=start))
+        for batch in ahead.epoch(epoch, start=start):
+            got.append(batch)
+            if len(got) == count < len(expected):
+                break
+        assert len(passes) == passed
+        for x, y in zip(expected[:count], got, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(x[:3], y[:3], strict=True))
+    ahead.close()
 
 
 def test_each_epoch_is_a_new_order_of_every_sample(picture_folder):

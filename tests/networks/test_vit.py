@@ -90,7 +90,7 @@ def small(**changes) -> ViT:
 
 
 @pytest.mark.parametrize("size", [(16, 24), (17, 9), (40, 8), (8, 8)])
-@pytest.mark.parametrize("positions", ["learned", "axial", "sinusoidal", "none"])
+@pytest.mark.parametrize("positions", ["learned", "axial", "sinusoidal", "conditional", "none"])
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_any_input_size(size, positions, pool):
     out = small(positions=positions, pool=pool, registers=2)(torch.randn(2, 3, *size))
@@ -322,3 +322,14 @@ def test_norms_after_the_branches_are_the_first_transformers(pool):
         expected = model.norm(theirs(model.embed(x)))
         torch.testing.assert_close(model(x).tokens, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(model(x, lean=True).logits, model(x).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_conditional_positions_tell_patches_apart_and_lean_passes_agree():
+    """Without positions, equal patches have equal tokens; a convolution over zeros around the grid tells them apart."""
+    x = torch.ones(1, 3, 24, 24)
+    plain, told = small(positions="none")(x).tokens[0, 1:], small(positions="conditional")(x).tokens[0, 1:]
+    assert (plain - plain[0]).abs().max() < 1e-4
+    assert (told[0] - told[4]).abs().max() > 0.01  # a corner and the centre
+    model, y = small(positions="conditional"), torch.randn(2, 3, 16, 24)
+    torch.testing.assert_close(model(y, lean=True).logits, model(y).logits)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(y).logits, model(y).logits)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.nn import GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
+from regard.nn import ConditionalPositions, GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,16 @@ def test_axial_positions_are_one_table_per_axis_side_by_side():
 def test_unknown_positions_are_refused():
     with pytest.raises(ConfigError, match="positions"):
         GridPositions("rotary", (2, 2), 8, 0)
+
+
+@pytest.mark.parametrize(("grid", "conv"), [((7,), nn.Conv1d), ((3, 5), nn.Conv2d), ((2, 3, 4), nn.Conv3d)])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_conditional_positions_are_a_depthwise_convolution_of_the_grid(grid, conv, prefix):
+    ours, theirs = ConditionalPositions(len(grid), 6), conv(6, 6, 3, padding=1, groups=6)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.kernel)
+        theirs.bias.copy_(nn.init.normal_(ours.bias))
+    front, field = torch.randn(2, prefix, 6), torch.randn(2, 6, *grid)
+    tokens = torch.cat([front, field.flatten(2).transpose(1, 2)], dim=1)
+    expected = torch.cat([front, (field + theirs(field)).flatten(2).transpose(1, 2)], dim=1)
+    torch.testing.assert_close(ours(tokens, grid), expected)

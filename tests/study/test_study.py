@@ -101,6 +101,16 @@ def test_a_stopped_study_goes_on_and_keeps_what_is_finished(made, tmp_path, monk
     assert (out / "runs" / trials[0].name / "checkpoints" / "best.safetensors").stat().st_mtime_ns == kept
 
 
+def test_runs_made_some_at_a_time_are_those_made_one_by_one(made, tmp_path):
+    plan = data_size("digits", ("mlp_nano", "resnet_nano"), (40,), seeds=1, steps=4, out=tmp_path / "s")
+    alone = {(row["arm"], row["images"], row["seed"]): row["accuracy"] for row in made.rows}
+    rows = run_study(plan, jobs=2, quiet=True).rows
+    assert [row["accuracy"] for row in rows] == [alone[row["arm"], 40, 0] for row in rows]
+    assert len(rows) == 2
+    with pytest.raises(ConfigError, match="at least one run"):
+        run_study(plan, jobs=0)
+
+
 def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):
     with pytest.raises(RunError, match="its settings differ"):
         run_study(data_size("digits", ("mlp_nano",), (40,), seeds=1, steps=5, out=made.study.out), quiet=True)

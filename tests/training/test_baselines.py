@@ -20,6 +20,15 @@ def test_muon_takes_the_hidden_matrices_and_kernels(name, start):
     assert len(taken) + sum(len(g["params"]) for g in rest.param_groups) == len(list(model.parameters()))
 
 
+def test_muon_leaves_what_is_no_matrix_to_adamw():
+    """A depthwise kernel that tells positions is nine numbers a channel, not a matrix between channels."""
+    model = regard.create("vit_nano", positions="conditional", depth=2)
+    rest, muon = make_optimizers(model, "muon", 0.1, 0.05)
+    plain = {id(p) for group in rest.param_groups if not group["weight_decay"] for p in group["params"]}
+    assert all(id(block.positions.kernel) in plain for block in model.blocks)
+    assert len(muon.param_groups[0]["params"]) == 2 * 4
+
+
 def test_muon_moves_kernels_as_the_rows_of_a_matrix():
     torch.manual_seed(0)
     grads = torch.randn(2, 4, 3, 3, 3)

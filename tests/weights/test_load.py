@@ -259,16 +259,26 @@ FIELDS = {
     "head": {"head": "mlp"},
     "stem='r50'": {"stem": "r50", "patch": (16, 16), "size": (32, 32)},
     "stem='conv'": {"stem": "conv"},
+    "positions='conditional'": {"positions": "conditional"},
     "pool": {"pool": "mean"},
     "size": {"size": (16, 24)},
     "an input of 3 axes": {"size": (8, 8, 8), "patch": (4, 4, 4)},
 }
 CANNOT = {
-    TORCHVISION: {"registers", "layer_scale", "stem='r50'", "stem='conv'", "pool", "size", "an input of 3 axes"},
-    GOOGLE: {"registers", "layer_scale", "stem='conv'", "an input of 3 axes"},
-    TIMM: {"head", "stem='conv'", "an input of 3 axes"},
-    DINOV2: {"head", "stem='r50'", "stem='conv'", "pool", "size", "an input of 3 axes"},
-    HF: {"head", "stem='r50'", "stem='conv'", "pool", "an input of 3 axes"},
+    TORCHVISION: {
+        "registers",
+        "layer_scale",
+        "stem='r50'",
+        "stem='conv'",
+        "positions='conditional'",
+        "pool",
+        "size",
+        "an input of 3 axes",
+    },
+    GOOGLE: {"registers", "layer_scale", "stem='conv'", "positions='conditional'", "an input of 3 axes"},
+    TIMM: {"head", "stem='conv'", "positions='conditional'", "an input of 3 axes"},
+    DINOV2: {"head", "stem='r50'", "stem='conv'", "positions='conditional'", "pool", "size", "an input of 3 axes"},
+    HF: {"head", "stem='r50'", "stem='conv'", "positions='conditional'", "pool", "an input of 3 axes"},
 }
 
 

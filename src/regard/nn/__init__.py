@@ -3,6 +3,7 @@
 from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture, recording
 from regard.nn.blocks import MLP, DropPath, EncoderBlock, LayerScale
 from regard.nn.patches import (
+    ConditionalPositions,
     ConvStem,
     GridPositions,
     PatchEmbed,
@@ -15,6 +16,7 @@ from regard.nn.patches import (
 
 __all__ = [
     "MLP",
+    "ConditionalPositions",
     "ConvStem",
     "DropPath",
     "EncoderBlock",
