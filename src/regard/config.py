@@ -260,6 +260,8 @@ class RunConfig:
     """Pull towards zero, on matrices only."""
     warmup: float = 0.05
     """Share of the run over which the learning rate rises."""
+    schedule: Literal["cosine", "inverse_sqrt"] = "cosine"
+    """How the rate falls after that: by half a cosine to 0, or with one over the root of the step."""
     loss: Literal["softmax", "bce"] = "softmax"
     """Cross-entropy over all classes, or a binary one for each class by itself."""
     smoothing: float = 0.1

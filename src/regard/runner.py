@@ -17,6 +17,7 @@ from regard import registry
 from regard.config import MODEL_FIELDS, Augment, Origin, RunConfig, change, make, to_dict
 from regard.console import Progress, columns
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, keep_some, split, statistics
+from regard.data.feed import ImageFeed
 from regard.errors import RunError
 from regard.evaluation import Evaluation, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
@@ -247,6 +248,15 @@ def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress
     config, device = plan.config, plan.device
     varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop, seed=config.seed)
     augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
+    loader = Loader(
+        varied,
+        plan.part("train"),
+        config.images_a_step,
+        shuffle=config.seed,
+        workers=config.workers or 0,
+        rank=world.rank,
+        ranks=world.size,
+    )
 
     def evaluate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
         return plan.judge(model, validation, tick, world)
@@ -254,16 +264,7 @@ def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress
     return Training(
         plan.model,
         plan.task(),
-        Loader(
-            varied,
-            plan.part("train"),
-            config.images_a_step,
-            shuffle=config.seed,
-            workers=config.workers or 0,
-            rank=world.rank,
-            ranks=world.size,
-        ),
-        plan.augmenter(augment),
+        ImageFeed(loader, plan.augmenter(augment), device),
         config,
         device,
         evaluate,
@@ -291,8 +292,8 @@ def fit(run: Run, plan: Plan, progress: Progress, world: World, state: State | N
     try:
         return training.run()
     finally:
-        for loader in (training.loader, validation):
-            loader.close()
+        training.feed.close()
+        validation.close()
 
 
 def finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
@@ -326,7 +327,7 @@ def rehearse(plan: Plan, progress: Progress) -> str:
 
     few = Loader(plan.images, plan.part("val")[: plan.config.images_a_step], plan.config.images_a_step)
     training = make_training(plan, few, Nowhere(), progress, ALONE)
-    parts = [part for part, _ in itertools.islice(training.batches(), plan.config.accumulate)]
+    parts = [part for part, _, _ in itertools.islice(training.batches(), plan.config.accumulate)]
     plan.model.train()
     training.step.set_rate(0.0)
     times, loss = [], 0.0

@@ -44,11 +44,11 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
         return rate(done, *rest)
 
     def watched_batches(self):
-        for part, numbers in batches(self):
+        for part, numbers, count in batches(self):
             if part[2] > 0:
                 seen["samples"].setdefault(str(self.history.epoch), []).extend(numbers)
             seen["training"] = self
-            yield part, numbers
+            yield part, numbers, count
 
     def watched_step(self, parts):
         loss, bad = step(self, parts)

@@ -24,6 +24,10 @@ class Learning(Protocol):
 
     def loss(self, output: Any, targets: Tensor) -> Tensor: ...
 
+    def amount(self, targets: Tensor) -> Tensor | int:
+        """Over how many equal things `loss` takes the mean."""
+        ...
+
 
 class Task(Learning, Protocol):
     """What the evaluators and the explanations need beside that: a task with classes."""
@@ -53,6 +57,9 @@ class Classification:
             return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
         targets = targets * (1 - self.smoothing) + self.smoothing / targets.shape[-1]
         return F.binary_cross_entropy_with_logits(logits, targets)
+
+    def amount(self, targets: Tensor) -> int:
+        return len(targets)
 
     def probabilities(self, output: Any) -> Tensor:
         return output.logits.float().softmax(-1)

@@ -25,3 +25,6 @@ class MaskedPatches:
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         return self.losses(output).mean()
+
+    def amount(self, targets: Tensor) -> int:
+        return len(targets)

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from regard.config import RunConfig
 from regard.console import Progress
-from regard.data import Augmenter, Batch, Loader
+from regard.data import Batch
+from regard.data.feed import Portion, Waited
 from regard.errors import DivergedError
 from regard.networks import Network
 from regard.tasks import Learning
 from regard.training.distributed import ALONE, World, watched, whole
 from regard.training.optim import Average, learning_rate
 from regard.training.state import State, pack, unpack
-from regard.training.step import Part, Step, mixed
+from regard.training.step import Step, mixed
 from regard.training.stopping import Halt, Stop
 
-AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
 LOOKS = 100  # validations of a run by steps, at most: a small set's epochs are short, its validation set may not be
 SAVE_SHARE = 0.05  # of the time, at most, goes into saving
 LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
@@ -35,17 +35,32 @@ LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 class History:
     """What happened: one row an epoch, the best of them by validation, and how far the run has come.
 
-    The position is in updates and samples, so any number of workers or processes can go on from it.
+    The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can go on
+    from it.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     epoch: int = 1
     samples: int = 0
+    batches: int = 0
     updates: int = 0
     seconds: float = 0.0
     waiting: float = 0.0
     skipped: int = 0
+
+
+class Feed(Protocol):
+    """Where batches come from."""
+
+    rows: int | None
+    """How many inputs a whole batch has here; None where batches come in a few shapes, all of them whole."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, number: int, start: int, waited: Waited, /) -> Iterator[Portion]: ...
+
+    def close(self) -> None: ...
 
 
 class Shelf(Protocol):
@@ -69,8 +84,7 @@ class Training:
         self,
         model: Network,
         task: Learning,
-        loader: Loader,
-        augment: Augmenter,
+        feed: Feed,
         config: RunConfig,
         device: torch.device,
         evaluate: Callable[[nn.Module, Callable[..., None]], dict[str, float]],
@@ -78,17 +92,16 @@ class Training:
         progress: Progress,
         world: World = ALONE,
     ):
-        self.model, self.loader, self.augment, self.config, self.device = model, loader, augment, config, device
+        self.model, self.feed, self.config, self.device = model, feed, config, device
         self.evaluate, self.shelf, self.progress, self.world = evaluate, shelf, progress, world
-        self.step = Step(model, task, config, device, world, progress.say)
+        self.step = Step(model, task, config, device, world, progress.say, feed.rows)
         self.average = Average(model, config.ema) if config.ema else None
         self.history, self.stop = History(), Stop(progress.quiet)
         self.total = torch.zeros((), device=device)
-        self.steps = config.steps or math.ceil(len(loader) / config.accumulate) * config.epochs
+        self.steps = config.steps or math.ceil(len(feed) / config.accumulate) * config.epochs
         self.fresh: dict[str, dict[str, Tensor]] = {}
         self.saved, self.saving, self.began = time.monotonic(), 0.0, time.monotonic()
         self.unseen: list[tuple[Tensor, list[int]]] = []
-        loader.keep_on(device)
 
     def restore(self, state: State) -> None:
         """Go on from a saved state."""
@@ -107,7 +120,7 @@ class Training:
                     self._learn(tick)
                     if self._due_to_judge():
                         self._judge()
-                    history.epoch, history.samples = history.epoch + 1, 0
+                    history.epoch, history.samples, history.batches = history.epoch + 1, 0, 0
                     self.total.zero_()
                 self._save()
             except Halt:
@@ -122,39 +135,28 @@ class Training:
 
     def _learn(self, tick: Callable[[int, str], None]) -> None:
         """The steps of an epoch that are left."""
-        config, history, size = self.config, self.history, len(self.loader.order.index)
+        config, history = self.config, self.history
         self.model.train()
         batches = self.batches()
         while history.updates < self.steps and (group := list(itertools.islice(batches, config.accumulate))):
             torch.manual_seed((config.seed << 32) + history.updates + (self.world.rank << 24))
-            self.step.set_rate(learning_rate(history.updates, self.steps, config.lr, config.warmup))
-            loss, bad = self.step.whole([part for part, _ in group])
+            self.step.set_rate(learning_rate(history.updates, self.steps, config.lr, config.warmup, config.schedule))
+            loss, bad = self.step.whole([part for part, _, _ in group])
             self.total += torch.where(bad > 0, 0.0, loss)
             if self.average:
                 self.average.update()
             history.updates += 1
-            history.samples = min(size, history.samples + config.images_a_step * len(group))
-            self.unseen.append((bad.clone(), [n for _, numbers in group for n in numbers]))
+            history.samples += sum(count for _, _, count in group)
+            history.batches += len(group)
+            self.unseen.append((bad.clone(), [n for _, numbers, _ in group for n in numbers]))
             if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.updates == self.steps:
                 self._look()
             tick(history.updates, _note(history))
             self._pause()
 
-    def batches(self) -> Iterator[tuple[Part, list[int]]]:
-        """Augmented images and their targets. On a GPU many batches are augmented at once: a few launches, not many."""
-        loader, augment, history, device = self.loader, self.augment, self.history, self.device
-        pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
-        together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
-        step = history.samples // loader.batch
-        for some in self._waited(loader.epoch(history.epoch, together, history.samples)):
-            images = augment.images(some.images.to(device, non_blocking=True), some.numbers, history.epoch)
-            labels = some.labels.to(device, non_blocking=True)
-            targets = augment.targets(labels, some.numbers, history.epoch)
-            sizes = [n for n, _ in some.steps]
-            parts = (images.split(sizes), targets.split(sizes), some.numbers.split(sizes), some.steps)
-            for x, own, numbers, (_, share) in zip(*parts, strict=True):
-                yield (*augment.mix(x, own, history.epoch, step), share), numbers.tolist()
-                step += 1
+    def batches(self) -> Iterator[Portion]:
+        """The batches of this epoch that are left."""
+        return self.feed.epoch(self.history.epoch, self.history.samples, self._waited)
 
     def _waited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same, with the time counted in which nothing could be done for want of data.
@@ -203,9 +205,10 @@ class Training:
         except BaseException:
             self._swap()
             raise
-        loss = self.world.sums([float(self.total)])[0] / -(-history.samples // self.config.images_a_step)
+        loss = self.world.sums([float(self.total)])[0] / history.batches
         history.seconds = time.monotonic() - self.began
-        rate = learning_rate(history.updates - 1, self.steps, self.config.lr, self.config.warmup)
+        config = self.config
+        rate = learning_rate(history.updates - 1, self.steps, config.lr, config.warmup, config.schedule)
         row = {
             "epoch": history.epoch,
             "step": history.updates,

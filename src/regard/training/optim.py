@@ -105,8 +105,10 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
+def learning_rate(step: int, steps: int, peak: float, warmup: float, kind: str = "cosine") -> float:
     """Linear from 0 over the first `warmup` share of steps, then half a cosine down to 0.
+
+    "inverse_sqrt" then falls with one over the root of the step (Vaswani et al., 2017, equation 3).
 
     >>> [round(learning_rate(s, 100, 1.0, 0.1), 3) for s in (0, 9, 10, 55, 99)]
     [0.1, 1.0, 1.0, 0.5, 0.0]
@@ -114,6 +116,8 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
     rise = round(warmup * steps)
     if step < rise:
         return peak * (step + 1) / rise
+    if kind == "inverse_sqrt":
+        return peak * (max(rise, 1) / (step + 1)) ** 0.5
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1)))
 
 

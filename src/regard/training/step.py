@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,17 @@ from regard.training.optim import make_optimizers
 WARM = 3  # ordinary steps before recording: libraries choose their kernels, the optimizer makes its state
 
 Part = tuple[Tensor, Tensor, float]
-"""Images, their targets, and which share of its batch a part is (1, unless several processes divide it)."""
+"""Inputs, their targets, and which share of its batch a part is (1, unless several processes divide it)."""
+
+Shape: TypeAlias = tuple[torch.Size, torch.Size]
 
 
 class Step:
     """Moves a model's weights by batches.
 
     Small networks leave a GPU waiting for Python, which launches hundreds of kernels a step; a CUDA graph
-    launches them as one. Recorded is the whole of forward, backward, clipping and update. A batch of
-    another size (the last of an epoch) takes the ordinary way.
+    launches them as one. Recorded is the whole of forward, backward, clipping and update, once for each shape of
+    whole batches. A batch of another size than `rows` (the last of an epoch) takes the ordinary way.
     """
 
     def __init__(
@@ -39,23 +42,24 @@ class Step:
         device: torch.device,
         world: World = ALONE,
         say: Callable[[str], None] = lambda text: None,
+        rows: int | None = None,
     ):
         self.model, self.task, self.config, self.device = model, task, config, device
-        self.world, self.say = world, say
+        self.world, self.say, self.rows = world, say, rows
         self.sharded = config.shard and world.size > 1
         self.spread = spread(model, world, device, config.shard)
         settings = (config.optimizer, config.lr, config.weight_decay, config.layer_decay)
         self.optimizers = make_optimizers(model, *settings)
-        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, Tensor]] | None = None
+        self.recorded: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
         alone = config.accumulate == 1 and world.size == 1
         self.recordable = device.type == "cuda" and alone and bool(config.compile)
-        self.pieces, self.done = 1, 0
+        self.pieces, self.done = 1, Counter[Shape]()
         if self.recordable:
             for group in self.groups():
                 group["lr"], group["capturable"] = torch.tensor(config.lr, device=device), True
         if config.compile:
             for part in model.compiled():
-                part.compile(dynamic=False)
+                part.compile(dynamic=rows is None)
 
     def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -73,8 +77,9 @@ class Step:
         total = torch.zeros((), device=self.device)
         for number, (x, targets, share) in enumerate(parts, start=1):
             pieces = list(zip(x.chunk(self.pieces), targets.chunk(self.pieces), strict=True))
+            amounts = [self.task.amount(wanted) for _, wanted in pieces]
             for place, (some, wanted) in enumerate(pieces, start=1):
-                weight = share * len(some) / len(x)
+                weight = share * amounts[place - 1] / sum(amounts)
                 with unsynced(self.spread, number == len(parts) and place == len(pieces)):
                     with mixed(self.config, self.device):
                         loss = self.task.loss(self.task.output(self.spread, some, wanted), wanted)
@@ -114,8 +119,8 @@ class Step:
                 do = "give a smaller --batch with --accumulate, a smaller --size or model, or --checkpointing"
                 raise RunError(f"memory ran out at {most} images a step: {error}", do=do) from None
             # While recording, memory is needed a second time: the ordinary way may still do.
-            self.pieces *= 1 if self.recordable and self.done >= WARM else 2
-            self.recordable, self.recorded = False, None
+            self.pieces *= 1 if self.recordable and max(self.done.values(), default=0) >= WARM else 2
+            self.recordable, self.recorded = False, {}
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         if self.device.type == "cuda":
@@ -126,19 +131,20 @@ class Step:
 
     def _whole(self, parts: list[Part]) -> tuple[Tensor, Tensor]:
         x, targets, _ = parts[0]
-        usual = len(x) == -(-self.config.images_a_step // self.world.size)
-        if not (self.recordable and usual and self.done >= WARM):
-            self.done += usual
+        usual, shape = self.rows in (None, len(x)), (x.shape, targets.shape)
+        if not (self.recordable and usual and self.done[shape] >= WARM):
+            self.done[shape] += usual
             # Compiling for a size that comes once an epoch is not worth its time.
             with nullcontext() if usual else torch.compiler.set_stance("force_eager"):
                 loss = self.gradients(parts)
             return loss, self.apply()
-        if self.recorded is None:
+        if shape not in self.recorded:
             graph, x, targets = torch.cuda.CUDAGraph(), x.clone(), targets.clone()
-            with torch.cuda.graph(graph):
+            pool = next((other.pool() for other, *_ in self.recorded.values()), None)  # one runs at a time
+            with torch.cuda.graph(graph, pool=pool):
                 result = self.gradients([(x, targets, 1.0)]), self.apply()
-            self.recorded = graph, x, targets, result
-        graph, held, held_targets, result = self.recorded
+            self.recorded[shape] = graph, x, targets, result
+        graph, held, held_targets, result = self.recorded[shape]
         held.copy_(parts[0][0])
         held_targets.copy_(parts[0][1])
         graph.replay()
