@@ -28,6 +28,7 @@ class WordPositions(nn.Module):
     Sinusoids go on beyond `length`, the longest sentence expected; what was never learned cannot.
     """
 
+    kind: WordOrder
     fixed: Tensor
 
     def __init__(self, kind: WordOrder, length: int, width: int):
