@@ -51,6 +51,7 @@ class Transformer(Translator):
         shape |= sizes | {"eps": config.eps}
         self.source_positions = WordPositions(config.positions, config.length, width)
         self.positions = WordPositions(config.positions, config.length, width)
+        self.longest = config.length if config.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(
             EncoderBlock(width, heads, config.mlp, inner_dropout=0.0, **shape) for _ in range(config.depth)

@@ -57,6 +57,9 @@ class State(NamedTuple):
 class Translator(Network):
     """An encoder that reads the source, and a decoder that scores each next word of the target."""
 
+    longest: int | None = None
+    """The most words a target may have; None: any number."""
+
     def __init__(self, config: TextConfig):
         super().__init__()
         self.config = config

@@ -1,5 +1,6 @@
 """What lies on disk: checkpoints, run folders and others' weights. Written aside and renamed; nothing read can run."""
 
+from regard.weights.average import average
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
 from regard.weights.load import find_file, name_of, open_weights
@@ -12,6 +13,7 @@ __all__ = [
     "LoadReport",
     "Run",
     "Start",
+    "average",
     "convert",
     "find_file",
     "name_of",
