@@ -6,6 +6,7 @@ from regard.weights.convert import convert
 from regard.weights.load import find_file, name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
+from regard.weights.seq2seq import open_marian, read_torch, save_marian, write_torch
 from regard.weights.transfer import Start, open_start
 
 __all__ = [
@@ -17,10 +18,14 @@ __all__ = [
     "convert",
     "find_file",
     "name_of",
+    "open_marian",
     "open_start",
     "open_weights",
+    "read_torch",
     "save_checkpoint",
+    "save_marian",
     "to_json",
     "write_aside",
     "write_text",
+    "write_torch",
 ]
