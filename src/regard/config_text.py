@@ -83,5 +83,15 @@ class TransformerConfig(TextConfig):
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
 
 
-TEXT_CONFIGS: dict[str, type[TextConfig]] = {"transformer": TransformerConfig}
+@dataclass(frozen=True)
+class RNNConfig(TextConfig):
+    """A recurrent encoder, which reads both ways, and a recurrent decoder, each of `depth` layers."""
+
+    depth: int = 2
+    cell: Literal["lstm", "gru"] = "lstm"
+    attention: Literal["dot", "additive", "none"] = "dot"
+    """How a target word finds what to look at in the source; "none": it knows where the encoder ended, no more."""
+
+
+TEXT_CONFIGS: dict[str, type[TextConfig]] = {"transformer": TransformerConfig, "rnn": RNNConfig}
 """By family, as `config.CONFIGS` is for models that take images."""

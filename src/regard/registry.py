@@ -14,6 +14,8 @@ DINOV2 = "Oquab et al., DINOv2 (2024)"
 RESNET = "He et al., Deep Residual Learning (2016), Table 1"
 BIT = "Kolesnikov et al., Big Transfer (2020)"
 ATTENTION = "Vaswani et al., Attention Is All You Need (2017), Table 3"
+ALIGN = "Bahdanau et al., Learning to Align and Translate (2015); Luong et al. (2015)"
+SEQ2SEQ = "Cho et al., RNN Encoder-Decoder (2014)"
 MLP = "the fully connected baseline"
 OURS = "small enough for a laptop's CPU"
 
@@ -36,8 +38,8 @@ class Entry:
         return self.builder.partition(":")[0].rpartition(".")[2]
 
 
-_VIT, _RESNET, _MLP, _TRANSFORMER = (
-    f"regard.networks.{family}:build" for family in ("vit", "resnet", "mlp", "transformer")
+_VIT, _RESNET, _MLP, _TRANSFORMER, _RNN = (
+    f"regard.networks.{family}:build" for family in ("vit", "resnet", "mlp", "transformer", "rnn")
 )
 
 MODELS: dict[str, Entry] = {
@@ -69,6 +71,9 @@ MODELS: dict[str, Entry] = {
     "transformer_nano": Entry(_TRANSFORMER, 5_661_696, (), OURS),
     "transformer_base": Entry(_TRANSFORMER, 63_082_496, (), ATTENTION),
     "transformer_big": Entry(_TRANSFORMER, 214_245_376, (), ATTENTION),
+    "rnn_nano": Entry(_RNN, 5_000_320, (), OURS),
+    "rnn_attention": Entry(_RNN, 26_825_216, (), ALIGN),
+    "rnn_plain": Entry(_RNN, 26_825_216, (), SEQ2SEQ),
 }
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.config_text import RNNConfig
 from regard.errors import ConfigError
 from regard.networks import decoding
 from regard.networks.decoding import Hypotheses, beam_search, greedy, length_penalty, stream
+from regard.networks.rnn import RNN
 from regard.networks.translator import Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
 
@@ -25,9 +27,22 @@ def lively(**fields) -> Translator:
     return model
 
 
+def recurrent(**fields) -> Translator:
+    torch.manual_seed(0)
+    shape = {"vocabulary": 23, "width": 16, "depth": 2, "embeddings": "separate", "output_bias": True, "dropout": 0.0}
+    model = RNN(RNNConfig(**shape | fields)).eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.5)
+    model.output_bias.data[END] = 1.0
+    return model
+
+
 KINDS = {
     "post": lively,
     "pre": lambda **fields: lively(norm="pre", key_width=3, value_width=5, **fields),
+    "lstm": recurrent,
+    "gru": lambda **fields: recurrent(cell="gru", attention="additive", **fields),
+    "plain": lambda **fields: recurrent(attention="none", **fields),
 }
 KIND = pytest.mark.parametrize("kind", KINDS)
 
