@@ -99,19 +99,24 @@ class Transformer(Translator):
         words = memory.words
         first: DecoderBlock = self.decoder[0]  # pyright: ignore[reportAssignmentType]
         heads, parts = first.attention.heads, first.attention.parts
-        room = (len(self.decoder), len(words) * beams, heads, length)
+        room = (length, len(self.decoder), len(words) * beams, heads)
         keys, values = words.new_zeros(*room, parts[1] // heads), words.new_zeros(*room, parts[2] // heads)
         source = [part for block in self.decoder for part in block.cross.remember(words)]  # pyright: ignore
         at = torch.zeros((), dtype=torch.long, device=words.device)
         places = self.positions.rows(length).to(words.dtype)
-        return State(at, (keys, values), (memory.mask[:, None, None], places, *source))
+        return State(at, (keys, values), (memory.mask[:, None, None], places, *source), roomy=True)
 
     def step(self, words: Tensor, state: State) -> Tensor:
         (keys, values), (mask, places, *source) = state.kept, state.fixed
         x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
-        seen = torch.arange(keys.shape[3], device=keys.device)[None] <= state.at
+        count = state.filled()
+        if count is None:
+            seen = torch.arange(len(keys), device=keys.device)[None] <= state.at
+        else:
+            keys, values, seen = keys[: count + 1], values[: count + 1], None
         for n, block in enumerate(self.decoder):
-            past = Past(keys[n], values[n], *source[2 * n : 2 * n + 2])
+            own = (kept[:, n].permute(1, 2, 0, 3) for kept in (keys, values))  # words first in memory: see `filled`
+            past = Past(*own, *source[2 * n : 2 * n + 2])
             x = block.step(x, past, state.at, seen, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.score(self.decoder_norm(x))

@@ -42,16 +42,26 @@ class State(NamedTuple):
     at: Tensor
     """How many words have been seen: a tensor of one number, so that a recorded step counts on."""
     kept: tuple[Tensor, ...]
-    """Each (depth, B · K, …): what belongs to a beam, and goes where it goes."""
+    """What belongs to a beam, and goes where it goes: each (depth, B · K, …), or (L, depth, B · K, …)."""
     fixed: tuple[Tensor, ...]
     """What belongs to a sentence, the same for all its beams."""
+    roomy: bool = False
+    """Whether what is kept has a place for each of L words to come, filled up to `at`."""
+
+    def filled(self) -> int | None:
+        """How many places are worth looking at; None, all: where to ask would be to wait, or the shape would change."""
+        if not self.roomy or self.at.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        return int(self.at)
 
     def reorder(self, beams: Tensor) -> None:
         """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was."""
         first = torch.arange(0, beams.numel(), beams.shape[1], device=beams.device)
         index = (beams + first[:, None]).flatten()
+        count = self.filled()
         for tensor in self.kept:
-            tensor.copy_(tensor.index_select(1, index))
+            part = tensor if count is None else tensor[:count]
+            part.copy_(part.index_select(1 + self.roomy, index))
 
 
 class Translator(Network):

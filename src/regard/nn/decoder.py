@@ -64,11 +64,11 @@ class DecoderBlock(nn.Module):
         x = self._branch(self.norm2, x, lambda words: self.cross(words, memory, mask=mask))
         return self._branch(self.norm3, x, self.mlp)
 
-    def step(self, x: Tensor, past: Past, at: Tensor, seen: Tensor, mask: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, past: Past, at: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """The next word of each beam, (B, K, width) in and out: word number `at`, a tensor of one number.
 
-        `seen` (1, L) is true for the words up to this one; `mask` as in `forward`. Its keys and values are written
-        into the past, in place.
+        `seen` (1, L) is true for the words up to this one; without it, this one is the last there is room for. `mask`
+        as in `forward`. Its keys and values are written into the past, in place.
         """
         x = self._branch(self.norm1, x, lambda words: self._look_back(words, past, at, seen))
         x = self._branch(
@@ -76,7 +76,7 @@ class DecoderBlock(nn.Module):
         )
         return self._branch(self.norm3, x, self.mlp)
 
-    def _look_back(self, words: Tensor, past: Past, at: Tensor, seen: Tensor) -> Tensor:
+    def _look_back(self, words: Tensor, past: Past, at: Tensor, seen: Tensor | None) -> Tensor:
         """Beams have pasts of their own: here they are sentences, where in `cross` they are queries of one."""
         q, k, v = self.attention.project(words.flatten(0, 1).unsqueeze(1))
         past.keys.index_copy_(2, at.view(1), k)
