@@ -38,7 +38,17 @@ from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_probe
 from regard.runner import Plan, finish, fit, kept_splits, make_plan, open_folder, rehearse
 from regard.training import History, joined, load_state
-from regard.weights import Checkpoint, Run, name_of, open_start, open_weights, save_checkpoint, write_text
+from regard.weights import (
+    Checkpoint,
+    Run,
+    is_marian,
+    name_of,
+    open_marian,
+    open_start,
+    open_weights,
+    save_checkpoint,
+    write_text,
+)
 
 
 def models() -> list[dict[str, Any]]:
@@ -82,6 +92,14 @@ def create(
         return registry.build(name, **fields)
     if name is not None:
         registry.find(name)
+    if is_marian(weights):
+        if classes is not None or fields or (name is not None and registry.find(name).family != "transformer"):
+            do = "give neither classes nor fields, and no name or a Transformer's"
+            raise ConfigError("a Marian model is what its config.json says, and nothing else", where=weights, do=do)
+        translator = open_marian(weights)
+        for line in translator.loaded.lines():
+            Progress(quiet).say(line)
+        return translator
     checkpoint, report = open_weights(weights, name, classes, **fields)
     for line in report.lines():
         Progress(quiet).say(line)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from regard.config_text import RNNConfig
 from regard.errors import ConfigError
 from regard.networks import decoding
-from regard.networks.decoding import Hypotheses, beam_search, greedy, length_penalty, stream
+from regard.networks.decoding import Hypotheses, Search, beam_search, greedy, length_penalty, stream
 from regard.networks.rnn import RNN
-from regard.networks.translator import Translator
+from regard.networks.translator import State, Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
 
 
@@ -167,6 +167,47 @@ def test_looking_seldom_changes_nothing(monkeypatch):
     expected = beam_search(model, source), greedy(model, source)
     monkeypatch.setattr(decoding, "_time_to_look", lambda step, source: False)
     assert_same(beam_search(model, source), expected[0])
+    assert_same(greedy(model, source), expected[1])
+
+
+@KIND
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_search_may_begin_again_in_the_same_memory(kind, cached):
+    model, first, second = KINDS[kind](), sentences(6, 3, 1, 8), sentences(8, 2, 5, 4, seed=1)
+    expected = beam_search(model, second, beams=3, best=3, ratio=0.0, constant=9)
+    with torch.no_grad():
+        limit = torch.full((4,), 9)
+        search = Search(model, first, limit, 9, beams=3, alpha=0.6, best=3, cached=cached)
+        before = {name: value.data_ptr() for name, value in vars(search).items() if isinstance(value, Tensor)}
+        for _ in range(9):
+            search.advance()
+        search.restart(second, limit)
+        for _ in range(9):
+            search.advance()
+    assert_same(Hypotheses(search.ended, search.ended_scores), expected)
+    assert before == {name: getattr(search, name).data_ptr() for name in before}
+
+
+def test_a_step_is_one_graph_for_all_words():
+    """What a GPU records: nothing is asked back on the way, and no shape changes."""
+    model, source = lively(), sentences(6, 3, 1, 8)
+    expected = beam_search(model, source, beams=3, best=3, ratio=0.0, constant=6)
+    with torch.no_grad():
+        search = Search(model, source, torch.full((4,), 6), 6, beams=3, alpha=0.6, best=3)
+        advance = torch.compile(search.advance, fullgraph=True, dynamic=False, backend="eager")
+        torch._dynamo.utils.counters.clear()
+        for _ in range(6):
+            advance()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert_same(Hypotheses(search.ended, search.ended_scores), expected)
+
+
+def test_looking_at_all_the_room_there_is_changes_nothing(monkeypatch):
+    """As on a GPU, where to ask how much is filled would be to wait."""
+    model, source = lively(), sentences(6, 3, 1, 8)
+    expected = beam_search(model, source, best=4), greedy(model, source)
+    monkeypatch.setattr(State, "filled", lambda self: None)
+    assert_same(beam_search(model, source, best=4), expected[0])
     assert_same(greedy(model, source), expected[1])
 
 

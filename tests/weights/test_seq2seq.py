@@ -144,6 +144,17 @@ def test_the_older_file_with_its_copies_and_positions_is_read_too(tmp_path):
         assert_close(model(source, target).logits, expected)
 
 
+def test_create_reads_a_marian_folder(tmp_path):
+    marian().save_pretrained(tmp_path)
+    model = regard.create(weights=tmp_path, quiet=True)
+    assert isinstance(model, Transformer)
+    assert model.loaded.format == "marian"
+    assert torch.equal(model.embedding.weight, regard.create("transformer_base", weights=tmp_path).embedding.weight)
+    for arguments in ({"name": "vit_b16"}, {"classes": 3}, {"depth": 2}):
+        with pytest.raises(ConfigError, match=r"config\.json says"):
+            regard.create(weights=tmp_path, **arguments)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """One that has begun to learn to say a sentence backwards: its beams are of many lengths, and all end."""

@@ -134,7 +134,10 @@ def beam_search(
 
 
 class Search:
-    """A beam search between two steps. `advance` keeps every shape, writes in place and waits for no answer."""
+    """A beam search between two steps. `advance` keeps every shape, writes in place and waits for no answer.
+
+    So a GPU can record one `advance` and play it again and again, for other sentences too after a `restart`.
+    """
 
     def __init__(
         self,
@@ -148,17 +151,34 @@ class Search:
         best: int,
         cached: bool = True,
     ):
-        config, batch = model.config, len(source)
-        self.model, self.limit, self.beams, self.alpha, self.best = model, limit, beams, alpha, best
+        config, shape = model.config, (len(source), beams)
+        self.model, self.beams, self.alpha, self.best = model, beams, alpha, best
         self.steps = (_Cached if cached else _Recomputed)(model, model.encode(source), beams, length)
+        self.limit = limit.clone()
         self.at = torch.zeros((), dtype=torch.long, device=source.device)
-        self.newest = source.new_full((batch, beams), config.start)
-        self.running = source.new_full((batch, beams, length), config.padding)
-        self.running_scores = torch.full((batch, beams), float("-inf"), device=source.device)
-        self.running_scores[:, 0] = 0.0  # all begin alike: only one of them is worth continuing
+        self.newest = source.new_full(shape, config.start)
+        self.running = source.new_full((*shape, length), config.padding)
+        self.running_scores = torch.zeros(shape, device=source.device)
         self.ended = self.running.clone()
-        self.ended_scores = torch.full_like(self.running_scores, float("-inf"))
-        self.done = torch.zeros(batch, dtype=torch.bool, device=source.device)
+        self.ended_scores = self.running_scores.clone()
+        self.done = torch.zeros(len(source), dtype=torch.bool, device=source.device)
+        self._begin()
+
+    def _begin(self) -> None:
+        for words in (self.running, self.ended):
+            words.fill_(self.model.config.padding)
+        for scores in (self.running_scores, self.ended_scores):
+            scores.fill_(float("-inf"))
+        self.running_scores[:, 0] = 0.0  # all begin alike: only one of them is worth continuing
+        self.newest.fill_(self.model.config.start)
+        self.at.zero_()
+        self.done.zero_()
+
+    def restart(self, source: Tensor, limit: Tensor) -> None:
+        """Begin anew with sources of the same shape, in the same memory."""
+        self.steps.restart(self.model.encode(source))
+        self.limit.copy_(limit)
+        self._begin()
 
     def advance(self) -> None:
         """One more word for every beam of every sentence."""
@@ -193,7 +213,11 @@ class _Cached:
     """Steps with a past that is remembered."""
 
     def __init__(self, model: Translator, memory: Memory, beams: int, length: int):
-        self.model, self.state = model, model.begin(memory, beams, length)
+        self.model, self.beams, self.length = model, beams, length
+        self.state = model.begin(memory, beams, length)
+
+    def restart(self, memory: Memory) -> None:
+        self.state.restart(self.model.begin(memory, self.beams, self.length))
 
     def step(self, words: Tensor) -> Tensor:
         return self.model.step(words, self.state)
@@ -206,12 +230,15 @@ class _Recomputed:
     """The same steps, each from the first word on."""
 
     def __init__(self, model: Translator, memory: Memory, beams: int, length: int):
-        every = [t.repeat_interleave(beams, dim=1) for t in memory.last]
+        self.model = model
+        self.words = torch.empty(len(memory.words), beams, length, device=memory.words.device, dtype=torch.long)
+        self.restart(memory)
+
+    def restart(self, memory: Memory) -> None:
+        beams = self.words.shape[1]
         words, mask = (t.repeat_interleave(beams, dim=0) for t in memory[:2])
-        self.model, self.memory, self.at = model, Memory(words, mask, tuple(every)), 0
-        self.words = torch.full(
-            (len(memory.words), beams, length), model.config.padding, device=words.device, dtype=torch.long
-        )
+        self.memory = Memory(words, mask, tuple(t.repeat_interleave(beams, dim=1) for t in memory.last))
+        self.at = 0
 
     def step(self, words: Tensor) -> Tensor:
         self.words[:, :, self.at] = words

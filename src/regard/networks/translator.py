@@ -48,6 +48,11 @@ class State(NamedTuple):
     roomy: bool = False
     """Whether what is kept has a place for each of L words to come, filled up to `at`."""
 
+    def restart(self, fresh: State) -> None:
+        """Become a state of the same shapes, in the same memory: what was recorded on a GPU works on it again."""
+        for old, new in zip((self.at, *self.kept, *self.fixed), (fresh.at, *fresh.kept, *fresh.fixed), strict=True):
+            old.copy_(new)
+
     def filled(self) -> int | None:
         """How many places are worth looking at; None, all: where to ask would be to wait, or the shape would change."""
         if not self.roomy or self.at.device.type != "cpu" or torch.compiler.is_compiling():

@@ -6,7 +6,7 @@ from regard.weights.convert import convert
 from regard.weights.load import find_file, name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
-from regard.weights.seq2seq import open_marian, read_torch, save_marian, write_torch
+from regard.weights.seq2seq import is_marian, open_marian, read_torch, save_marian, write_torch
 from regard.weights.transfer import Start, open_start
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "average",
     "convert",
     "find_file",
+    "is_marian",
     "name_of",
     "open_marian",
     "open_start",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config import make
+from regard.config import make, read_json
 from regard.config_text import TransformerConfig
 from regard.errors import ConfigError, RunError
 from regard.networks.transformer import Transformer
@@ -103,6 +103,14 @@ TORCH = Format(
     ),
     (),
 )
+
+
+def is_marian(path: str | Path) -> bool:
+    """Whether a config.json, in the folder or beside the file, says that the weights are Marian's."""
+    path = Path(path).expanduser()
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    settings = read_json(beside) if beside.is_file() else None
+    return isinstance(settings, dict) and settings.get("model_type") == "marian"
 
 
 def open_marian(path: str | Path) -> Transformer:
