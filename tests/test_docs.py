@@ -85,7 +85,9 @@ def test_every_other_command_in_the_readme_is_known():
 def test_the_model_table_of_the_readme_is_the_registry():
     from regard.registry import MODELS
 
-    assert set(re.findall(r"`((?:vit|resnet|bit|mlp)\w*)`", README.split("## Models")[1])) == set(MODELS)
+    assert set(re.findall(r"`((?:vit|resnet|bit|mlp|transformer_|rnn_)\w*)`", README.split("## Models")[1])) == set(
+        MODELS
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard import __version__, registry
-from regard.config import PretrainConfig, RunConfig, change, to_dict
+from regard.config import CONFIGS, PretrainConfig, RunConfig, change, to_dict
 from regard.console import Progress
 from regard.data import Images, Loader, Preparation, Scan, open_source, scan
 from regard.errors import ConfigError, DataError, did_you_mean
@@ -38,11 +38,21 @@ from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_probe
 from regard.runner import Plan, finish, fit, kept_splits, make_plan, open_folder, rehearse
 from regard.training import History, joined, load_state
-from regard.weights import Checkpoint, Run, name_of, open_start, open_weights, save_checkpoint, write_text
+from regard.weights import (
+    Checkpoint,
+    Run,
+    is_marian,
+    name_of,
+    open_marian,
+    open_start,
+    open_weights,
+    save_checkpoint,
+    write_text,
+)
 
 
 def models() -> list[dict[str, Any]]:
-    """Every model there is: name, parameters (1000 classes), input size, paper.
+    """Every model there is: name, parameters (1000 classes or 37,000 words), input size (none for words), paper.
 
     >>> [m["parameters"] for m in models() if m["name"] == "vit_b16"]
     [86567656]
@@ -63,6 +73,8 @@ def create(
 ) -> Network:
     """A model by name. `size` may be one number or one per axis; any other field of its config may be given.
 
+    What translates takes `vocabulary` in place of `classes` and `size`: one number, or one of each language.
+
     `weights` is a file of any public format, or a run; the name may then be left out. A head for other `classes` and
     positions for another `size` are adapted; what was changed is said, and kept as `model.loaded`.
 
@@ -75,9 +87,19 @@ def create(
             raise ConfigError(
                 "neither a name nor weights say which model is meant", do="`regard models` lists the names"
             )
-        return registry.build(name, classes=1000 if classes is None else classes, **fields)
+        if classes is not None or registry.find(name).family in CONFIGS:
+            fields["classes"] = 1000 if classes is None else classes
+        return registry.build(name, **fields)
     if name is not None:
         registry.find(name)
+    if is_marian(weights):
+        if classes is not None or fields or (name is not None and registry.find(name).family != "transformer"):
+            do = "give neither classes nor fields, and no name or a Transformer's"
+            raise ConfigError("a Marian model is what its config.json says, and nothing else", where=weights, do=do)
+        translator = open_marian(weights)
+        for line in translator.loaded.lines():
+            Progress(quiet).say(line)
+        return translator
     checkpoint, report = open_weights(weights, name, classes, **fields)
     for line in report.lines():
         Progress(quiet).say(line)

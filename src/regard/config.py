@@ -108,10 +108,10 @@ class ViTConfig:
     norm: Literal["pre", "post"] = "pre"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "channels", "classes", "width", "depth", "heads", "mlp")
+        require_positive(self, "channels", "classes", "width", "depth", "heads", "mlp")
         if self.registers < 0:
             raise ConfigError(f"registers={self.registers} is negative")
-        _require_shares(self, "dropout", "drop_path")
+        require_shares(self, "dropout", "drop_path")
         if not 0 < self.eps < 1:
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
 
@@ -139,10 +139,10 @@ class ResNetConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "channels", "classes", "width")
+        require_positive(self, "channels", "classes", "width")
         if not self.blocks or min(self.blocks) < 1:
             raise ConfigError(f"blocks={self.blocks} makes no model", do="give every stage at least 1 block")
-        _require_shares(self, "drop_path")
+        require_shares(self, "drop_path")
 
     @property
     def features(self) -> int:
@@ -162,8 +162,8 @@ class MLPConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "channels", "classes", "width", "depth")
-        _require_shares(self, "dropout")
+        require_positive(self, "channels", "classes", "width", "depth")
+        require_shares(self, "dropout")
 
     @property
     def features(self) -> int:
@@ -176,13 +176,15 @@ CONFIGS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfi
 """By family: the name of the module in `networks` that builds it."""
 
 
-def _require_positive(config: Any, *names: str) -> None:
+def require_positive(config: Any, *names: str) -> None:
+    """An error for the first of these fields that is below 1."""
     for name in names:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)} makes no model", do=f"give {name} at least 1")
 
 
-def _require_shares(config: Any, *names: str) -> None:
+def require_shares(config: Any, *names: str) -> None:
+    """An error for the first of these fields that is no share: from 0 up to, not including, 1."""
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)} is out of range", do="give 0 up to, not including, 1")

@@ -13,13 +13,19 @@ SCALING = "Zhai et al., Scaling Vision Transformers (2022)"
 DINOV2 = "Oquab et al., DINOv2 (2024)"
 RESNET = "He et al., Deep Residual Learning (2016), Table 1"
 BIT = "Kolesnikov et al., Big Transfer (2020)"
+ATTENTION = "Vaswani et al., Attention Is All You Need (2017), Table 3"
+ALIGN = "Bahdanau et al., Learning to Align and Translate (2015); Luong et al. (2015)"
+SEQ2SEQ = "Cho et al., RNN Encoder-Decoder (2014)"
 MLP = "the fully connected baseline"
 OURS = "small enough for a laptop's CPU"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model: who builds it, how large it is with 1000 classes at its own input size, and its source."""
+    """One model: who builds it, how large it is with 1000 classes at its own input size, and its source.
+
+    Those that take words have no size, and 37,000 words instead of classes.
+    """
 
     builder: str
     parameters: int
@@ -32,7 +38,9 @@ class Entry:
         return self.builder.partition(":")[0].rpartition(".")[2]
 
 
-_VIT, _RESNET, _MLP = (f"regard.networks.{family}:build" for family in ("vit", "resnet", "mlp"))
+_VIT, _RESNET, _MLP, _TRANSFORMER, _RNN = (
+    f"regard.networks.{family}:build" for family in ("vit", "resnet", "mlp", "transformer", "rnn")
+)
 
 MODELS: dict[str, Entry] = {
     "vit_nano": Entry(_VIT, 239_400, (32, 32), OURS),
@@ -60,6 +68,12 @@ MODELS: dict[str, Entry] = {
     "bit_r50x1": Entry(_RESNET, 25_549_352, (224, 224), BIT),
     "mlp_nano": Entry(_MLP, 1_175_272, (32, 32), OURS),
     "mlp": Entry(_MLP, 6_270_952, (32, 32), MLP),
+    "transformer_nano": Entry(_TRANSFORMER, 5_661_696, (), OURS),
+    "transformer_base": Entry(_TRANSFORMER, 63_082_496, (), ATTENTION),
+    "transformer_big": Entry(_TRANSFORMER, 214_245_376, (), ATTENTION),
+    "rnn_nano": Entry(_RNN, 5_000_320, (), OURS),
+    "rnn_attention": Entry(_RNN, 26_825_216, (), ALIGN),
+    "rnn_plain": Entry(_RNN, 26_825_216, (), SEQ2SEQ),
 }
 
 

@@ -293,8 +293,8 @@ class Models:
     def run(self) -> None:
         from regard.registry import MODELS
 
-        rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)), e.paper) for n, e in MODELS.items()]
-        print(columns(("name", "parameters, 1000 classes", "input", "from"), rows))
+        rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)) or "words", e.paper) for n, e in MODELS.items()]
+        print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))
 
 
 def _interval(figure: Any) -> str:

@@ -1,7 +1,17 @@
 """The parts every network is made of. `attention` comes first: everything else stands around it."""
 
-from regard.nn.attention import MultiHeadAttention, Tape, attend, attention_weights, capture, recording
-from regard.nn.blocks import MLP, DropPath, EncoderBlock, LayerScale
+from regard.nn.attention import (
+    Attention,
+    Tape,
+    attend,
+    attend_additive,
+    attention_weights,
+    capture,
+    recording,
+)
+from regard.nn.blocks import MLP, Activation, DropPath, EncoderBlock, LayerScale
+from regard.nn.decoder import DecoderBlock, Past
+from regard.nn.multihead import MultiHeadAttention
 from regard.nn.patches import (
     ConditionalPositions,
     ConvStem,
@@ -13,19 +23,27 @@ from regard.nn.patches import (
     sinusoid_grid,
     unpatchify,
 )
+from regard.nn.words import WordOrder, WordPositions, word_table
 
 __all__ = [
     "MLP",
+    "Activation",
+    "Attention",
     "ConditionalPositions",
     "ConvStem",
+    "DecoderBlock",
     "DropPath",
     "EncoderBlock",
     "GridPositions",
     "LayerScale",
     "MultiHeadAttention",
+    "Past",
     "PatchEmbed",
     "Tape",
+    "WordOrder",
+    "WordPositions",
     "attend",
+    "attend_additive",
     "attention_weights",
     "capture",
     "patchify",
@@ -34,4 +52,5 @@ __all__ = [
     "sinusoid",
     "sinusoid_grid",
     "unpatchify",
+    "word_table",
 ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import ConfigError, RegardError
+from regard.errors import RegardError, did_you_mean
 
 _TAPES: ContextVar[tuple[Tape, ...]] = ContextVar("regard_tapes", default=())
 
@@ -51,6 +51,20 @@ def attend(
     return out
 
 
+def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """softmax(vectorᵀ tanh(q + k)) v, the attention of Bahdanau et al. (2015), appendix A.1.2; shapes as in `attend`.
+
+    No fused kernel knows it: each query meets each key as D numbers, and not as one.
+
+    >>> q, k = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, -1.0]])
+    >>> attend_additive(q, k, k, torch.tensor([1.0, 1.0]))
+    tensor([[ 0.5000, -0.5000]])
+    """
+    out = _softmax(q, k, None, mask, None, False, vector) @ v
+    _record(q, k, v, out, None, mask, None, False, vector)
+    return out
+
+
 def attention_weights(
     q: Tensor,
     k: Tensor,
@@ -77,9 +91,18 @@ def _limits(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, caus
 
 
 def _softmax(
-    q: Tensor, k: Tensor, scale: float | None, mask: Tensor | None, bias: Tensor | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    scale: float | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    vector: Tensor | None = None,
 ) -> Tensor:
-    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if vector is None:
+        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    else:
+        scores = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ vector
     limits = _limits(q, k, mask, bias, causal)
     if limits is None:
         return scores.softmax(-1)
@@ -100,6 +123,7 @@ def _record(
     mask: Tensor | None,
     bias: Tensor | None,
     causal: bool,
+    vector: Tensor | None = None,
 ) -> None:
     # A ContextVar cannot be traced, so compiled and exported graphs must not reach it; `capture`
     # makes compiled models run eagerly instead.
@@ -111,7 +135,8 @@ def _record(
             keys = q.detach().clone(), k.detach().clone()
             limits = None if mask is None else mask.detach(), None if bias is None else bias.detach()
             values = v.detach().clone() if tape._gradients and v is not None else None
-            call = _Call(tape._name, *keys, scale, *limits, causal, values, {})
+            added = None if vector is None else vector.detach()
+            call = _Call(tape._name, *keys, scale, *limits, causal, added, values, {})
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
                 out.register_hook(lambda gradient, call=call: call.arrived.update(last=gradient.detach()))
@@ -130,6 +155,8 @@ class _Call(NamedTuple):
     mask: Tensor | None
     bias: Tensor | None
     causal: bool
+    vector: Tensor | None
+    """What scores are made with where they are additive."""
     v: Tensor | None
     arrived: dict[str, Tensor]
     """Under "last", the gradient that came back to the output in the latest backward pass."""
@@ -138,9 +165,9 @@ class _Call(NamedTuple):
 class Tape:
     """The queries and keys of a model's latest forward pass, and from them any head's exact weights.
 
-    Layers are numbered in the order they ran; `names` says which module each one was. Only queries and
-    keys are kept (for gradients, values and what came back too), so a tape costs as much as two activations
-    a layer (four) and never a token × token matrix.
+    Layers are numbered in the order they ran; `names` says which module each one was, and either the number or
+    the name ("decoder.3.cross") says which one is meant. Only queries and keys are kept (for gradients, values and
+    what came back too), so a tape costs as much as two activations a layer (four) and never a token × token matrix.
     """
 
     def __init__(self, gradients: bool = False) -> None:
@@ -164,19 +191,19 @@ class Tape:
         )
         return sum(t.nbytes for t in held if t is not None)
 
-    def heads(self, layer: int) -> int:
+    def heads(self, layer: int | str) -> int:
         """How many heads a layer has."""
         q = self._call(layer).q
         return q.shape[-3] if q.ndim > 2 else 1
 
-    def attention(self, layer: int, head: int | None = None) -> Tensor:
+    def attention(self, layer: int | str, head: int | None = None) -> Tensor:
         """The exact weights (batch, queries, keys) of one head; without `head`, the mean over heads.
 
         Computed in double precision, one head at a time, and returned as float32.
         """
         return self._of_head(self._weights, layer, head)
 
-    def gradient(self, layer: int, head: int | None = None) -> Tensor:
+    def gradient(self, layer: int | str, head: int | None = None) -> Tensor:
         """How the captured output's gradient depends on each weight of one head: (batch, queries, keys).
 
         For a tape made with `gradients=True`, after a backward pass. The fused kernel never holds the
@@ -191,7 +218,7 @@ class Tape:
             )
         return self._of_head(self._slopes, layer, head)
 
-    def _of_head(self, compute: Callable[[_Call, int], Tensor], layer: int, head: int | None) -> Tensor:
+    def _of_head(self, compute: Callable[[_Call, int], Tensor], layer: int | str, head: int | None) -> Tensor:
         """One head, or the mean over heads computed one at a time."""
         call, heads = self._call(layer), self.heads(layer)
         if head is None:
@@ -203,12 +230,16 @@ class Tape:
             raise RegardError(f"layer {layer} has {heads} heads; there is no head {head}")
         return compute(call, head % heads).float()
 
-    def _call(self, layer: int) -> _Call:
+    def _call(self, layer: int | str) -> _Call:
         if not self._calls:
             raise RegardError(
                 "the tape is empty: no attention ran inside the capture block",
                 do="call the model itself inside `with regard.capture(model)`, not an exported copy of it",
             )
+        if isinstance(layer, str):
+            if layer not in self.names:
+                raise RegardError(f"the tape has no layer {layer!r}", do=did_you_mean(layer, self.names))
+            layer = self.names.index(layer)
         if not -len(self) <= layer < len(self):
             raise RegardError(f"the tape has layers 0 to {len(self) - 1}; there is no layer {layer}")
         return self._calls[layer]
@@ -221,7 +252,7 @@ class Tape:
             return t.select(-3, head if t.shape[-3] > 1 else 0)
 
         q, k = (_precise(t, head) for t in (call.q, call.k))
-        weights = _softmax(q, k, call.scale, pick(call.mask), pick(call.bias), call.causal)
+        weights = _softmax(q, k, call.scale, pick(call.mask), pick(call.bias), call.causal, _like(call.vector, q))
         return weights if weights.ndim > 2 else weights[None]
 
     @staticmethod
@@ -230,6 +261,10 @@ class Tape:
         if call.v is not None:
             slopes = slopes @ _precise(call.v, head).transpose(-2, -1)
         return slopes if slopes.ndim > 2 else slopes[None]
+
+
+def _like(t: Tensor | None, other: Tensor) -> Tensor | None:
+    return None if t is None else t.to(other.dtype)
 
 
 def _precise(t: Tensor, head: int) -> Tensor:
@@ -279,7 +314,7 @@ def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
 
     handles = [root.register_forward_pre_hook(start), root.register_forward_hook(stop, always_call=True)]
     for label, module in root.named_modules():
-        if isinstance(module, MultiHeadAttention):
+        if isinstance(module, Attention):
             handles.append(module.register_forward_pre_hook(name(label)))
             handles.append(module.register_forward_hook(name("")))
     _TAPES.set((*_TAPES.get(), tape))
@@ -312,43 +347,5 @@ def _eagerly() -> Iterator[None]:
                 _EAGER.pop().__exit__(None, None, None)
 
 
-class MultiHeadAttention(nn.Module):
-    """Concat(head₁, …, head_h) Wᴼ with headᵢ = attend(Q Wᵢ, K Wᵢ, V Wᵢ): section 3.2.2 of the paper.
-
-    One matrix projects queries, keys and values, so self-attention is one product; queries from one
-    place and keys and values from another use its parts.
-    """
-
-    def __init__(self, width: int, heads: int, *, key_width: int | None = None, bias: bool = True):
-        super().__init__()
-        if key_width is None and width % heads:
-            raise ConfigError(f"width {width} does not divide into {heads} heads", do="change width or heads")
-        self.heads = heads
-        self.inner = width if key_width is None else heads * key_width
-        self.qkv = nn.Linear(width, 3 * self.inner, bias=bias)
-        self.out = nn.Linear(self.inner, width, bias=bias)
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor | None = None,
-        values: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: bool = False,
-    ) -> Tensor:
-        """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys."""
-        if keys is None:
-            q, k, v = self.qkv(queries).chunk(3, dim=-1)
-        else:
-            parts = zip(self.qkv.weight.chunk(3), self._biases(), strict=True)
-            inputs = (queries, keys, keys if values is None else values)
-            q, k, v = (F.linear(x, w, b) for x, (w, b) in zip(inputs, parts, strict=True))
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))  # (B, H, N, D)
-        mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-    def _biases(self) -> tuple[Tensor | None, ...]:
-        bias = self.qkv.bias
-        return (None, None, None) if bias is None else bias.chunk(3)
+class Attention(nn.Module):
+    """A module whose forward attends: `capture` knows it by its name."""

@@ -5,16 +5,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.nn.attention import MultiHeadAttention
+from regard.nn.multihead import MultiHeadAttention
 from regard.nn.patches import ConditionalPositions
 
-ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
+Activation = Literal["gelu", "relu", "swish"]
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "swish": nn.SiLU}
 
 
 class MLP(nn.Module):
     """The position-wise feed-forward network: width → hidden → width, each token by itself."""
 
-    def __init__(self, width: int, hidden: int, *, activation: Literal["gelu", "relu"] = "gelu", dropout: float = 0.0):
+    def __init__(self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0):
         super().__init__()
         self.up = nn.Linear(width, hidden)
         self.act = ACTIVATIONS[activation]()
@@ -65,8 +66,9 @@ class DropPath(nn.Module):
 class EncoderBlock(nn.Module):
     """Attention and MLP, each on a residual branch.
 
-    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)). With `axes` it
-    first tells its tokens where they stand, by a convolution on a grid of so many axes.
+    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)). `inner_dropout`
+    is that within the MLP, `dropout` if not said; the original Transformer has none there. With `axes` it first
+    tells its tokens where they stand, by a convolution on a grid of so many axes.
     """
 
     def __init__(
@@ -76,8 +78,11 @@ class EncoderBlock(nn.Module):
         hidden: int,
         *,
         norm: Literal["pre", "post"] = "pre",
-        activation: Literal["gelu", "relu"] = "gelu",
+        activation: Activation = "gelu",
         dropout: float = 0.0,
+        inner_dropout: float | None = None,
+        key_width: int | None = None,
+        value_width: int | None = None,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         eps: float = 1e-6,
@@ -87,9 +92,10 @@ class EncoderBlock(nn.Module):
         self.positions = ConditionalPositions(axes, width) if axes else None
         self.norm_first = norm == "pre"
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attention = MultiHeadAttention(width, heads)
+        self.attention = MultiHeadAttention(width, heads, key_width=key_width, value_width=value_width)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = MLP(width, hidden, activation=activation, dropout=dropout)
+        inner_dropout = dropout if inner_dropout is None else inner_dropout
+        self.mlp = MLP(width, hidden, activation=activation, dropout=inner_dropout)
         self.scale1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.scale2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.drop = nn.Dropout(dropout)

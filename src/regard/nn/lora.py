@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.nn.attention import MultiHeadAttention
+from regard.nn.multihead import MultiHeadAttention
 
 ALPHA = 16.0
 """α of section 4.1. The change is scaled by α/r, so that a rate found for one rank serves for others."""

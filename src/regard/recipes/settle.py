@@ -81,7 +81,10 @@ def settle(
 
 def _own_fields(model: str) -> list[str]:
     """The settings that are fields of this model's config."""
-    own = {f.name for f in fields(CONFIGS[find_model(model).family])}
+    family = find_model(model).family
+    if family not in CONFIGS:
+        raise ConfigError(f"{model} is not for images", do="`regard models` lists those that have an input size")
+    own = {f.name for f in fields(CONFIGS[family])}
     return [name for name in MODEL_FIELDS if name in own]
 
 

@@ -1,10 +1,12 @@
 """What lies on disk: checkpoints, run folders and others' weights. Written aside and renamed; nothing read can run."""
 
+from regard.weights.average import average
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
 from regard.weights.load import find_file, name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, to_json, write_text
+from regard.weights.seq2seq import is_marian, open_marian, read_torch, save_marian, write_torch
 from regard.weights.transfer import Start, open_start
 
 __all__ = [
@@ -12,13 +14,19 @@ __all__ = [
     "LoadReport",
     "Run",
     "Start",
+    "average",
     "convert",
     "find_file",
+    "is_marian",
     "name_of",
+    "open_marian",
     "open_start",
     "open_weights",
+    "read_torch",
     "save_checkpoint",
+    "save_marian",
     "to_json",
     "write_aside",
     "write_text",
+    "write_torch",
 ]

@@ -77,7 +77,7 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
     elif to == "hf":
         _write_folder(out, tensors, _folder_settings(checkpoint, config, target), _processor(checkpoint, config))
     else:
-        _save(tensors, out, _header(_about(checkpoint, config), checkpoint, config))
+        save_tensors(tensors, out, _header(_about(checkpoint, config), checkpoint, config))
         notes.append(f"heads ({config.heads}), classes and normalisation are in the file's header, for Regard to read")
     if to == "google":
         notes.append("the file cannot say the classes' names and how images are normalised")
@@ -92,7 +92,7 @@ def _write_resnet(checkpoint: Checkpoint, config: ResNetConfig, out: Path, to: s
         _write_folder(out, tensors, settings, _processor(checkpoint, config))
     else:
         about = {"id2label": labels, "image_size": list(config.size)}
-        _save(tensors, out, _header(about, checkpoint, config))
+        save_tensors(tensors, out, _header(about, checkpoint, config))
         notes.append("classes, size and normalisation are in the file's header, for Regard to read")
     return [f"{len(tensors)} tensors", *notes]
 
@@ -199,7 +199,8 @@ def _table(state: Mapping[str, Tensor], config: ViTConfig, notes: list[str]) -> 
         return positions(torch.zeros(1, prefix + grid[0] * grid[1], config.width), grid)[0]
 
 
-def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """A safetensors file for others to read."""
     from safetensors.torch import save_file
 
     apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # no two share memory
@@ -263,7 +264,7 @@ def _write_folder(out: Path, tensors: dict[str, Tensor], settings: dict[str, Any
     """A folder for from_pretrained: versions 4 and 5 of transformers both read version 4's names."""
     kind = settings["model_type"]
     prefixed = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
-    _save(prefixed, out / "model.safetensors")
+    save_tensors(prefixed, out / "model.safetensors")
     for name, value in (("config.json", settings), ("preprocessor_config.json", processor)):
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         write_aside(out / name, lambda aside, text=text: aside.write_text(text, encoding="utf-8"))

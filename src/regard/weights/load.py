@@ -77,7 +77,7 @@ def open_weights(
     ]
     if differ := differ + _differences(state, _meta(called, to_dict(target), where)):
         raise unlike(differ, where)
-    _require_finite(state, where)
+    require_finite(state, where)
     notes.unused += opened.left
     numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
     told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
@@ -197,7 +197,8 @@ def _differences(
     return differ + [f"{theirs(n)}: not in the model" for n in held if n not in own]
 
 
-def _require_finite(state: Mapping[str, Tensor], where: object) -> None:
+def require_finite(state: Mapping[str, Tensor], where: object) -> None:
+    """An error that names what a diverged training left."""
     bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if bad:
         do = "the training that wrote it diverged: take an earlier checkpoint"

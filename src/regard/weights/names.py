@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.config import ModelConfig, ViTConfig
+from regard.config import ViTConfig
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -132,7 +132,7 @@ class Format:
                 unknown += [f"{ours} ({', '.join(f'{part} {tuple(held[part].shape)}' for part in held)})"]
         return state, unknown
 
-    def write(self, state: Mapping[str, Tensor], config: ModelConfig) -> tuple[dict[str, Tensor], list[str]]:
+    def write(self, state: Mapping[str, Tensor], config: Any) -> tuple[dict[str, Tensor], list[str]]:
         """Their names and shapes, and those of our names they have no word for."""
         tensors: dict[str, Tensor] = {}
         unknown: list[str] = []

@@ -1,0 +1,135 @@
+"""The Transformer: translation by attention alone.
+
+Vaswani et al., "Attention Is All You Need" (2017), sections 3 and 5.4.
+
+Departures from the paper: the norms may stand before the branches, with one more after each stack, as in the decks'
+code; positions may be learned, in a table each for encoder and decoder; matrices need not be shared, and without them
+the vocabularies need not be one; the output may have a bias. Dropout is where section 5.4 has it, on the output of
+every branch and on the sums of embeddings and positions, and nowhere else.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.config import change
+from regard.config_text import TransformerConfig
+from regard.networks.translator import Memory, State, Translator
+from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
+
+# width, depth, heads, mlp, dropout. base, big: the paper's Table 3.
+VARIANTS = {
+    "transformer_nano": (128, 2, 4, 512, 0.1),
+    "transformer_base": (512, 6, 8, 2048, 0.1),
+    "transformer_big": (1024, 6, 16, 4096, 0.3),
+}
+
+
+class Transformer(Translator):
+    """Sentences in, scores of each next word out.
+
+    >>> model = Transformer(TransformerConfig(vocabulary=50, width=32, depth=2, heads=4, mlp=64))
+    >>> source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]])
+    >>> model(source, target).logits.shape
+    torch.Size([1, 3, 50])
+    """
+
+    REPEATED = (EncoderBlock, DecoderBlock)
+
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        width, heads = config.width, config.heads
+        sizes = {
+            "key_width": config.key_width,
+            "value_width": width // heads if config.value_width is None else config.value_width,
+        }
+        shape: dict[str, Any] = {"norm": config.norm, "activation": config.activation, "dropout": config.dropout}
+        shape |= sizes | {"eps": config.eps}
+        self.source_positions = WordPositions(config.positions, config.length, width)
+        self.positions = WordPositions(config.positions, config.length, width)
+        self.longest = config.length if config.positions == "learned" else None
+        self.drop = nn.Dropout(config.dropout)
+        self.encoder = nn.ModuleList(
+            EncoderBlock(width, heads, config.mlp, inner_dropout=0.0, **shape) for _ in range(config.depth)
+        )
+        self.decoder = nn.ModuleList(
+            DecoderBlock(width, heads, config.mlp, **shape) for _ in range(config.decoder_depth or config.depth)
+        )
+        final = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.encoder_norm = nn.LayerNorm(width, eps=config.eps) if final else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(width, eps=config.eps) if final else nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier for each of the paper's matrices, queries, keys and values apart; zeros for biases."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention):
+                for part in module.qkv.weight.split(module.parts):
+                    nn.init.xavier_uniform_(part)
+        self.reset_embeddings()
+
+    def encode(self, source: Tensor) -> Memory:
+        mask = self.mask(source)
+        words = self.drop(self.source_positions(self.source_vectors(source) * self.config.width**0.5))
+        for block in self.encoder:
+            words = self._run(block, words, mask[:, None, None])
+        return Memory(self.encoder_norm(words), mask)
+
+    def decode(self, target: Tensor, memory: Memory) -> Tensor:
+        words = self.drop(self.positions(self.embedding(target) * self.config.width**0.5))
+        for block in self.decoder:
+            words = self._run(block, words, memory.words, memory.mask[:, None, None])
+        return self.decoder_norm(words)
+
+    def _run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
+        if self.checkpointing and self.training:
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
+
+    def begin(self, memory: Memory, beams: int, length: int) -> State:
+        words = memory.words
+        first: DecoderBlock = self.decoder[0]  # pyright: ignore[reportAssignmentType]
+        heads, parts = first.attention.heads, first.attention.parts
+        room = (length, len(self.decoder), len(words) * beams, heads)
+        keys, values = words.new_zeros(*room, parts[1] // heads), words.new_zeros(*room, parts[2] // heads)
+        source = [part for block in self.decoder for part in block.cross.remember(words)]  # pyright: ignore
+        at = torch.zeros((), dtype=torch.long, device=words.device)
+        places = self.positions.rows(length).to(words.dtype)
+        return State(at, (keys, values), (memory.mask[:, None, None], places, *source), roomy=True)
+
+    def step(self, words: Tensor, state: State) -> Tensor:
+        (keys, values), (mask, places, *source) = state.kept, state.fixed
+        x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
+        count = state.filled()
+        if count is None:
+            seen = torch.arange(len(keys), device=keys.device)[None] <= state.at
+        else:
+            keys, values, seen = keys[: count + 1], values[: count + 1], None
+        for n, block in enumerate(self.decoder):
+            own = (kept[:, n].permute(1, 2, 0, 3) for kept in (keys, values))  # words first in memory: see `filled`
+            past = Past(*own, *source[2 * n : 2 * n + 2])
+            x = block.step(x, past, state.at, seen, mask)  # pyright: ignore[reportCallIssue]
+        state.at.add_(1)
+        return self.score(self.decoder_norm(x))
+
+
+def configure(name: str, **changes: Any) -> TransformerConfig:
+    """The config of the variant called `name`; with two vocabularies, only target and output share a matrix."""
+    width, depth, heads, mlp, dropout = VARIANTS[name]
+    if isinstance(changes.get("vocabulary"), (tuple, list)):
+        changes.setdefault("embeddings", "tied")
+    config = TransformerConfig(width=width, depth=depth, heads=heads, mlp=mlp, dropout=dropout)
+    return change(config, changes, where=name)
+
+
+def build(name: str, **changes: Any) -> Transformer:
+    return Transformer(configure(name, **changes))

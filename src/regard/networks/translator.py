@@ -1,0 +1,137 @@
+"""What every translator offers: sentences in, scores of the next word out, all at once or one word at a time.
+
+Letters in shapes: B sentences, S words of the source, T of the target, K beams of each sentence, V words there are.
+Sentences are padded at their end.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.config_text import TextConfig
+from regard.geometry import TokenMap
+from regard.networks import Network
+
+
+class Translation(NamedTuple):
+    """logits (B, T, V) of the word after each target word; features (B, T, width), what these are made of; memory
+    (B, S, width), what the encoder makes of the source."""
+
+    logits: Tensor
+    features: Tensor
+    memory: Tensor
+
+
+class Memory(NamedTuple):
+    """What the encoder hands over: words (B, S, width), mask (B, S), true where there is a word, and what else."""
+
+    words: Tensor
+    mask: Tensor
+    last: tuple[Tensor, ...] = ()
+    """Where a recurrent encoder ended: each (depth, B, width)."""
+
+
+class State(NamedTuple):
+    """What decoding remembers between two words. No shape changes from step to step; steps write in place."""
+
+    at: Tensor
+    """How many words have been seen: a tensor of one number, so that a recorded step counts on."""
+    kept: tuple[Tensor, ...]
+    """What belongs to a beam, and goes where it goes: each (depth, B · K, …), or (L, depth, B · K, …)."""
+    fixed: tuple[Tensor, ...]
+    """What belongs to a sentence, the same for all its beams."""
+    roomy: bool = False
+    """Whether what is kept has a place for each of L words to come, filled up to `at`."""
+
+    def restart(self, fresh: State) -> None:
+        """Become a state of the same shapes, in the same memory: what was recorded on a GPU works on it again."""
+        for old, new in zip((self.at, *self.kept, *self.fixed), (fresh.at, *fresh.kept, *fresh.fixed), strict=True):
+            old.copy_(new)
+
+    def filled(self) -> int | None:
+        """How many places are worth looking at; None, all: where to ask would be to wait, or the shape would change."""
+        if not self.roomy or self.at.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        return int(self.at)
+
+    def reorder(self, beams: Tensor) -> None:
+        """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was."""
+        first = torch.arange(0, beams.numel(), beams.shape[1], device=beams.device)
+        index = (beams + first[:, None]).flatten()
+        count = self.filled()
+        for tensor in self.kept:
+            part = tensor if count is None else tensor[:count]
+            part.copy_(part.index_select(1 + self.roomy, index))
+
+
+class Translator(Network):
+    """An encoder that reads the source, and a decoder that scores each next word of the target."""
+
+    longest: int | None = None
+    """The most words a target may have; None: any number."""
+
+    def __init__(self, config: TextConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.target_words, config.width)
+        """Of the target; of source and output too, where they are shared."""
+        self.source_embedding = (
+            None if config.embeddings == "shared" else nn.Embedding(config.source_words, config.width)
+        )
+        self.output = (
+            nn.Linear(config.width, config.target_words, bias=False) if config.embeddings == "separate" else None
+        )
+        self.output_bias = nn.Parameter(torch.empty(config.target_words)) if config.output_bias else None
+
+    def reset_embeddings(self) -> None:
+        """Rows of unit length on average: of unit size once scaled by √width, and logits of unit size where tied."""
+        for module in (self.embedding, self.source_embedding, self.output):
+            if module is not None:
+                nn.init.normal_(module.weight, std=self.config.width**-0.5)
+        if self.output_bias is not None:
+            nn.init.zeros_(self.output_bias)
+
+    def forward(self, source: Tensor, target: Tensor) -> Translation:
+        """source (B, S) and target (B, T) are word numbers; the target begins with `start` and lacks its last word."""
+        memory = self.encode(source)
+        features = self.decode(target, memory)
+        return Translation(self.score(features), features, memory.words)
+
+    def score(self, features: Tensor) -> Tensor:
+        """Logits (…, V) from features (…, width)."""
+        matrix = self.embedding.weight if self.output is None else self.output.weight
+        return F.linear(features, matrix, self.output_bias)
+
+    def mask(self, source: Tensor) -> Tensor:
+        """(B, S), true where there is a word."""
+        return source != self.config.padding
+
+    def source_vectors(self, source: Tensor) -> Tensor:
+        """Embeddings (B, S, width) of the source."""
+        return (self.embedding if self.source_embedding is None else self.source_embedding)(source)
+
+    @abstractmethod
+    def encode(self, source: Tensor) -> Memory:
+        """What the decoder looks at, of sources (B, S)."""
+
+    @abstractmethod
+    def decode(self, target: Tensor, memory: Memory) -> Tensor:
+        """Features (B, T, width) of each target word, which knows of those before it and of the source."""
+
+    @abstractmethod
+    def begin(self, memory: Memory, beams: int, length: int) -> State:
+        """The state before the first word, with room for `length` words of each of so many beams."""
+
+    @abstractmethod
+    def step(self, words: Tensor, state: State) -> Tensor:
+        """Logits (B, K, V) of the word after each beam's newest, `words` (B, K); the state is moved on by one."""
+
+    def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        """Word by word: `size` is the number of words, such as (7,); 1 if not said, for any number will do."""
+        size = size or (1,)
+        return TokenMap(size, (1,), size)

@@ -1,0 +1,89 @@
+"""The decoder block: over the words so far, over the source, each by itself; and one word at a time.
+
+Vaswani et al., "Attention Is All You Need", section 3.1. Letters in shapes: B sentences, K beams of each, T words so
+far, L words there is room for, S words of the source, H heads, D numbers per key, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.nn.blocks import MLP, Activation
+from regard.nn.multihead import MultiHeadAttention
+
+
+class Past(NamedTuple):
+    """What one block remembers while words come one by one. No shape changes from step to step."""
+
+    keys: Tensor
+    """(B · K, H, L, D): of the words so far, and room for those to come."""
+    values: Tensor
+    """(B · K, H, L, E)"""
+    source_keys: Tensor
+    """(B, H, S, D): of the source, once for all beams of a sentence."""
+    source_values: Tensor
+    """(B, H, S, E)"""
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention over the source, and MLP, each on a residual branch.
+
+    norm="post" is the paper's, LN(x + f(x)); norm="pre" is the decks' code, x + f(LN(x)). Words that pad the end
+    of a target need no mask: no word before them looks ahead.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        norm: Literal["pre", "post"] = "post",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        eps: float = 1e-6,
+    ):
+        super().__init__()
+        self.norm_first = norm == "pre"
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attention = MultiHeadAttention(width, heads, key_width=key_width, value_width=value_width)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.cross = MultiHeadAttention(width, heads, key_width=key_width, value_width=value_width)
+        self.norm3 = nn.LayerNorm(width, eps=eps)
+        self.mlp = MLP(width, hidden, activation=activation)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Words (B, T, width) in and out; memory (B, S, width); mask, true where that may be looked at."""
+        x = self._branch(self.norm1, x, lambda words: self.attention(words, causal=True))
+        x = self._branch(self.norm2, x, lambda words: self.cross(words, memory, mask=mask))
+        return self._branch(self.norm3, x, self.mlp)
+
+    def step(self, x: Tensor, past: Past, at: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """The next word of each beam, (B, K, width) in and out: word number `at`, a tensor of one number.
+
+        `seen` (1, L) is true for the words up to this one; without it, this one is the last there is room for. `mask`
+        as in `forward`. Its keys and values are written into the past, in place.
+        """
+        x = self._branch(self.norm1, x, lambda words: self._look_back(words, past, at, seen))
+        x = self._branch(
+            self.norm2, x, lambda words: self.cross.recall(words, past.source_keys, past.source_values, mask)
+        )
+        return self._branch(self.norm3, x, self.mlp)
+
+    def _look_back(self, words: Tensor, past: Past, at: Tensor, seen: Tensor | None) -> Tensor:
+        """Beams have pasts of their own: here they are sentences, where in `cross` they are queries of one."""
+        q, k, v = self.attention.project(words.flatten(0, 1).unsqueeze(1))
+        past.keys.index_copy_(2, at.view(1), k)
+        past.values.index_copy_(2, at.view(1), v)
+        return self.attention.mix(q, past.keys, past.values, mask=seen).view_as(words)
+
+    def _branch(self, norm: nn.Module, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return x + self.drop(branch(norm(x)))
+        return norm(x + self.drop(branch(x)))

@@ -1,0 +1,85 @@
+"""Multi-head attention: the projections around `attend`, for tokens at once or remembered one by one."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ConfigError
+from regard.nn.attention import Attention, attend
+
+
+class MultiHeadAttention(Attention):
+    """Concat(head₁, …, head_h) Wᴼ with headᵢ = attend(Q Wᵢ, K Wᵢ, V Wᵢ): section 3.2.2 of the paper.
+
+    One matrix projects queries, keys and values, so self-attention is one product; queries from one
+    place and keys and values from another use its parts. `key_width` is the paper's d_k and `value_width`
+    its d_v, as large as d_k if not said.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, key_width: int | None = None, value_width: int | None = None, bias: bool = True
+    ):
+        super().__init__()
+        if key_width is None and width % heads:
+            raise ConfigError(f"width {width} does not divide into {heads} heads", do="change width or heads")
+        key_width = width // heads if key_width is None else key_width
+        self.heads = heads
+        self.inner = heads * (key_width if value_width is None else value_width)
+        self.parts = (heads * key_width, heads * key_width, self.inner)
+        self.qkv = nn.Linear(width, sum(self.parts), bias=bias)
+        self.out = nn.Linear(self.inner, width, bias=bias)
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys."""
+        if keys is None:
+            q, k, v = self.project(queries)
+        else:
+            inputs = (queries, keys, keys if values is None else values)
+            q, k, v = (self._part(n, x) for n, x in enumerate(inputs))
+        return self.mix(q, k, v, mask=mask, bias=bias, causal=causal)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, N, D) of the same tokens (B, N, width), in one product."""
+        q, k, v = (self._split(part) for part in self.qkv(x).split(self.parts, dim=-1))
+        return q, k, v
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values alone, of tokens that many queries will look at, one after another."""
+        return self._part(1, memory), self._part(2, memory)
+
+    def recall(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What `forward` gives for these queries (B, Q, width) and for keys and values that are remembered."""
+        return self.mix(self._part(0, queries), k, v, mask=mask)
+
+    def mix(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Attention over projected queries, keys and values, and Wᴼ: (B, Q, width)."""
+        mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _part(self, number: int, x: Tensor) -> Tensor:
+        """Queries (0), keys (1) or values (2) of x, by their part of the one matrix."""
+        weight, bias = self.qkv.weight.split(self.parts)[number], self.qkv.bias
+        return self._split(F.linear(x, weight, None if bias is None else bias.split(self.parts)[number]))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, N, H · D) as heads, (B, H, N, D)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -1,0 +1,316 @@
+"""Translators in others' names: transformers' Marian, which Opus-MT models are stored as, and torch.nn.Transformer.
+
+Marian is the paper's Transformer with a bias on the output, swish for ReLU and the sines of positions before their
+cosines; a target begins with padding. torch.nn.Transformer is the two stacks alone, and has a norm after each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import make, read_json
+from regard.config_text import TransformerConfig
+from regard.errors import ConfigError, RunError
+from regard.networks.transformer import Transformer
+from regard.nn import word_table
+from regard.weights.checkpoint import write_aside
+from regard.weights.convert import save_tensors
+from regard.weights.files import open_file
+from regard.weights.foreign import require_floats
+from regard.weights.load import find_file, require_finite
+from regard.weights.names import Format, Row, Shape
+from regard.weights.notes import LoadReport, Notes, unlike
+
+EPS = 1e-5
+"""Of every LayerNorm of theirs: neither says it anywhere."""
+ONE_ROW = Shape(lambda t: t.flatten(), lambda t, _: t[None])  # (1, N) and (N,)
+
+
+def _both(ours: str, theirs: str) -> tuple[Row, Row]:
+    return Row(f"{ours}.weight", f"{theirs}.weight"), Row(f"{ours}.bias", f"{theirs}.bias")
+
+
+def _marian_attention(ours: str, theirs: str) -> tuple[Row, ...]:
+    return *_both(f"{ours}.qkv", f"{theirs}.[q_proj|k_proj|v_proj]"), *_both(f"{ours}.out", f"{theirs}.out_proj")
+
+
+def _marian_block(ours: str, theirs: str, last: str) -> tuple[Row, ...]:
+    return (
+        *_marian_attention(f"{ours}.attention", f"{theirs}.self_attn"),
+        *_both(f"{ours}.norm1", f"{theirs}.self_attn_layer_norm"),
+        *_both(f"{ours}.mlp.up", f"{theirs}.fc1"),
+        *_both(f"{ours}.mlp.down", f"{theirs}.fc2"),
+        *_both(f"{ours}.{last}", f"{theirs}.final_layer_norm"),
+    )
+
+
+_MARIAN = (
+    Row("output_bias", "final_logits_bias", ONE_ROW),
+    *_marian_block("encoder.{n}", "model.encoder.layers.{n}", "norm2"),
+    *_marian_block("decoder.{n}", "model.decoder.layers.{n}", "norm3"),
+    *_marian_attention("decoder.{n}.cross", "model.decoder.layers.{n}.encoder_attn"),
+    *_both("decoder.{n}.norm2", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
+)
+_SHARED, _SOURCE, _TARGET, _OUTPUT = (
+    "model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight",
+)  # fmt: skip
+MARIAN = {
+    "shared": Format("marian", (*_MARIAN, Row("embedding.weight", _SHARED)), ()),
+    "tied": Format("marian", (*_MARIAN, Row("embedding.weight", _TARGET), Row("source_embedding.weight", _SOURCE)), ()),
+    "separate": Format(
+        "marian",
+        (
+            *_MARIAN,
+            Row("embedding.weight", _TARGET),
+            Row("source_embedding.weight", _SOURCE),
+            Row("output.weight", _OUTPUT),
+        ),
+        (),
+    ),
+}
+COPIES = {"shared": {_SOURCE: _SHARED, _TARGET: _SHARED, _OUTPUT: _SHARED}, "tied": {_OUTPUT: _TARGET}, "separate": {}}
+"""What files may hold twice, and what it must be equal to."""
+
+
+def _torch_block(ours: str, theirs: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{ours}.attention.qkv.weight", f"{theirs}.self_attn.in_proj_weight"),
+        Row(f"{ours}.attention.qkv.bias", f"{theirs}.self_attn.in_proj_bias"),
+        *_both(f"{ours}.attention.out", f"{theirs}.self_attn.out_proj"),
+        *_both(f"{ours}.mlp.up", f"{theirs}.linear1"),
+        *_both(f"{ours}.mlp.down", f"{theirs}.linear2"),
+        *_both(f"{ours}.norm{{c}}", f"{theirs}.norm{{c}}"),
+    )
+
+
+TORCH = Format(
+    "torch.nn.Transformer",
+    (
+        *_torch_block("encoder.{n}", "encoder.layers.{n}"),
+        *_torch_block("decoder.{n}", "decoder.layers.{n}"),
+        Row("decoder.{n}.cross.qkv.weight", "decoder.layers.{n}.multihead_attn.in_proj_weight"),
+        Row("decoder.{n}.cross.qkv.bias", "decoder.layers.{n}.multihead_attn.in_proj_bias"),
+        *_both("decoder.{n}.cross.out", "decoder.layers.{n}.multihead_attn.out_proj"),
+        *_both("encoder_norm", "encoder.norm"),
+        *_both("decoder_norm", "decoder.norm"),
+    ),
+    (),
+)
+
+
+def is_marian(path: str | Path) -> bool:
+    """Whether a config.json, in the folder or beside the file, says that the weights are Marian's."""
+    path = Path(path).expanduser()
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    settings = read_json(beside) if beside.is_file() else None
+    return isinstance(settings, dict) and settings.get("model_type") == "marian"
+
+
+def open_marian(path: str | Path) -> Transformer:
+    """The translator in a folder of transformers' (config.json and weights), such as any Opus-MT model's.
+
+    What became of the file is said in its `loaded`.
+    """
+    opened, notes = open_file(find_file(path)), Notes()
+    where, settings = opened.path, opened.settings
+    if settings.get("model_type") != "marian":
+        kind = f"a {settings['model_type']!r}" if "model_type" in settings else "no config.json that says what it is"
+        raise RunError(f"Marian models are read here, and this has {kind}", where=where.parent)
+    config = marian_config(settings, where)
+    require_floats(opened.tensors, where)
+    state = read_marian(opened.tensors, config, where, notes)
+    require_finite(state, where)
+    model = Transformer(config)
+    model.load_state_dict(state)
+    numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
+    model.loaded = LoadReport(str(path), "marian", numbers, unused=(*notes.unused, *opened.left))
+    return model.eval()
+
+
+def marian_config(settings: Mapping[str, Any], where: object = None) -> TransformerConfig:
+    """Our config from the words of its config.json; what ours cannot be is an error that names it."""
+    fixed = {"scale_embedding": True, "normalize_before": False, "normalize_embedding": False,
+             "add_final_layer_norm": False}  # fmt: skip
+    for name, wanted in fixed.items():
+        said = settings.get(name, False)
+        if said != wanted:
+            raise RunError(f"{name} is {said}; ours is {wanted}, as in every Opus-MT model", where=where)
+    for name in ("attention_heads", "ffn_dim"):
+        if settings.get(f"encoder_{name}") != settings.get(f"decoder_{name}"):
+            raise RunError(f"encoder and decoder differ in {name}; ours have the same", where=where)
+    shared, tied = (settings.get(n, True) for n in ("share_encoder_decoder_embeddings", "tie_word_embeddings"))
+    words = settings.get("vocab_size")
+    target = settings.get("decoder_vocab_size") or words
+    activation = settings.get("activation_function", "gelu")
+    depth, decoder_depth = settings.get("encoder_layers"), settings.get("decoder_layers")
+    values = {
+        "vocabulary": words if shared or words == target else (words, target),
+        "embeddings": "shared" if shared else "tied" if tied else "separate",
+        "output_bias": True,
+        "width": settings.get("d_model"),
+        "depth": depth,
+        "decoder_depth": None if decoder_depth == depth else decoder_depth,
+        "heads": settings.get("encoder_attention_heads"),
+        "mlp": settings.get("encoder_ffn_dim"),
+        "dropout": settings.get("dropout", 0.1),
+        "padding": settings.get("pad_token_id"),
+        "start": settings.get("decoder_start_token_id", settings.get("pad_token_id")),
+        "end": settings.get("eos_token_id"),
+        "positions": "halves",
+        "length": settings.get("max_position_embeddings", 512),
+        "activation": {"silu": "swish"}.get(activation, activation),
+        "eps": EPS,
+    }
+    try:
+        return make(TransformerConfig, values, where)
+    except ConfigError as error:
+        raise RunError(f"its config.json makes no model: {error.what}", where=where, do=error.do) from None
+
+
+def marian_settings(config: TransformerConfig) -> dict[str, Any]:
+    """The same in the other direction, for transformers to read."""
+    return {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "vocab_size": config.source_words,
+        "decoder_vocab_size": config.target_words,
+        "share_encoder_decoder_embeddings": config.embeddings == "shared",
+        "tie_word_embeddings": config.embeddings != "separate",
+        "d_model": config.width,
+        "encoder_layers": config.depth,
+        "decoder_layers": config.decoder_depth or config.depth,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.mlp,
+        "decoder_ffn_dim": config.mlp,
+        "dropout": config.dropout,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "activation_function": config.activation,
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "max_position_embeddings": config.length,
+        "pad_token_id": config.padding,
+        "decoder_start_token_id": config.start,
+        "eos_token_id": config.end,
+        "forced_eos_token_id": config.end,
+        "bad_words_ids": [[config.padding]],
+        "dtype": "float32",
+    }
+
+
+def read_marian(
+    tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None, notes: Notes | None = None
+) -> dict[str, Tensor]:
+    """Our state dict from its tensors; anything that is missing, left over or of another shape is named."""
+    held, notes = dict(tensors), notes or Notes()
+    for copy, original in COPIES[config.embeddings].items():
+        if copy in held and original not in held:
+            held[original] = held.pop(copy)
+        elif copy in held:
+            if not torch.equal(held[copy], held[original]):
+                raise unlike([f"{copy}: not equal to {original}, though config.json says they are one"], where)
+            notes.leave(copy, held.pop(copy), why=f": the same as {original}")
+    for side in ("encoder", "decoder"):
+        name = f"model.{side}.embed_positions.weight"
+        if name in held:
+            table = held.pop(name).float()
+            if table.ndim != 2 or not torch.allclose(
+                table, word_table("halves", *table.shape), atol=2e-3
+            ):  # of 16 bits, perhaps
+                raise unlike([f"{name}: not the sinusoids they should be"], where)
+            notes.leave(name, table, why=": sinusoids, made anew")
+    return _read(MARIAN[config.embeddings], held, config, where)
+
+
+def write_marian(model: Transformer) -> dict[str, Tensor]:
+    """Its tensors in transformers' names, as `save_pretrained` writes them: no copies, no positions."""
+    config, state = model.config, dict(model.state_dict())
+    wanted = {"norm": "post", "positions": "halves", "eps": EPS}
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            what = f"marian weights have no words for {name}={getattr(config, name)!r}"
+            raise ConfigError(what, do=f"they are always {value!r}; build and train the model so")
+    if config.final_norm:
+        raise ConfigError("marian weights have no words for final_norm=True", do="build and train the model without")
+    _require_even_parts(config, "marian")
+    if not config.output_bias:
+        state["output_bias"] = torch.zeros(config.target_words)
+    return _write(MARIAN[config.embeddings], state)
+
+
+def save_marian(model: Transformer, folder: str | Path) -> Path:
+    """A folder for transformers' `MarianMTModel.from_pretrained`, without the files of a tokenizer."""
+    folder, tensors = Path(folder).expanduser(), write_marian(model)
+    save_tensors(tensors, folder / "model.safetensors")
+    text = json.dumps(marian_settings(model.config), indent=2) + "\n"
+    write_aside(folder / "config.json", lambda aside: aside.write_text(text, encoding="utf-8"))
+    return folder
+
+
+def read_torch(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
+    """Put the weights of a torch.nn.Transformer into the stacks of ours, built with eps=1e-5 and a final_norm."""
+    stacks = _read(TORCH, tensors, model.config)
+    model.load_state_dict(_words(model) | stacks)
+
+
+def write_torch(model: Transformer) -> dict[str, Tensor]:
+    """The stacks in the names of torch.nn.Transformer; embeddings and output it has none of."""
+    _require_even_parts(model.config, TORCH.name)
+    words = _words(model)
+    return _write(TORCH, {name: tensor for name, tensor in model.state_dict().items() if name not in words})
+
+
+def _words(model: Transformer) -> dict[str, Tensor]:
+    """What is no part of the stacks."""
+    own = ("embedding.", "source_embedding.", "output.", "output_bias", "positions.", "source_positions.")
+    return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
+
+
+def _require_even_parts(config: TransformerConfig, theirs: str) -> None:
+    if {config.key_width, config.value_width} - {None, config.width // config.heads}:
+        raise ConfigError(f"{theirs} has no words for keys or values of other sizes than width / heads")
+
+
+def _read(
+    found: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
+) -> dict[str, Tensor]:
+    """Ours of theirs, if they are all of the model and nothing else."""
+    state, unknown = found.read(tensors)
+    with torch.device("meta"):
+        model = Transformer(config)
+    words = _words(model) if found is TORCH else {}
+    own = {key: tensor.shape for key, tensor in model.state_dict().items() if key not in words}
+    differ = [f"{name}: not in the file" for key in own for name in _names(found, key) if name not in tensors]
+    differ += [f"{name}: not in the model" for name in unknown if name in tensors]
+    differ += [f"{name}: not in the model" for key in state if key not in own for name in _names(found, key)]
+    differ += [
+        f"{found.called(key)}: {tuple(own[key])} here, {tuple(state[key].shape)} in the file"
+        for key in own
+        if key in state and own[key] != state[key].shape
+    ]
+    if differ:
+        raise unlike(differ, where)
+    return {key: tensor.float() for key, tensor in state.items()}
+
+
+def _names(found: Format, ours: str) -> list[str]:
+    """Their name of a tensor of ours, or those of its parts."""
+    theirs = found.called(ours) or ours
+    parts = re.search(r"\[(.*)\]", theirs)
+    return [re.sub(r"\[.*\]", part, theirs) for part in parts.group(1).split("|")] if parts else [theirs]
+
+
+def _write(found: Format, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors, unknown = found.write({name: tensor.detach().cpu().float() for name, tensor in state.items()}, None)
+    if unknown:
+        raise ConfigError(f"{found.name} has no name for {unknown[0]}")
+    return tensors
