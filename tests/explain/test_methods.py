@@ -120,7 +120,7 @@ def test_relevance_equals_autograd_through_materialised_attention(fields, monkey
         kept.append(weights)
         return weights @ v
 
-    monkeypatch.setattr("regard.nn.attention.attend", written_out)
+    monkeypatch.setattr("regard.nn.multihead.attend", written_out)
     model(x).logits[0, 1].backward()
     joint = torch.eye(kept[0].shape[-1])
     for weights in kept:

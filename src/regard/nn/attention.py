@@ -136,7 +136,7 @@ def _record(
             limits = None if mask is None else mask.detach(), None if bias is None else bias.detach()
             values = v.detach().clone() if tape._gradients and v is not None else None
             added = None if vector is None else vector.detach()
-            call = _Call(tape._name, *keys, scale, *limits, causal, added, values, {})
+            call = _Call(tape._name, *keys, scale, *limits, causal, values, {}, added)
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
                 out.register_hook(lambda gradient, call=call: call.arrived.update(last=gradient.detach()))
@@ -155,11 +155,11 @@ class _Call(NamedTuple):
     mask: Tensor | None
     bias: Tensor | None
     causal: bool
-    vector: Tensor | None
-    """What scores are made with where they are additive."""
     v: Tensor | None
     arrived: dict[str, Tensor]
     """Under "last", the gradient that came back to the output in the latest backward pass."""
+    vector: Tensor | None = None
+    """What scores are made with where they are additive."""
 
 
 class Tape:
