@@ -2,5 +2,16 @@
 
 from regard.data.text.corpus import Corpus, Trouble, split_pairs
 from regard.data.text.pairs import open_pairs
+from regard.data.text.tokens import Piece, Tokenizer, Tokenizers, train_tokenizer, train_tokenizers
 
-__all__ = ["Corpus", "Trouble", "open_pairs", "split_pairs"]
+__all__ = [
+    "Corpus",
+    "Piece",
+    "Tokenizer",
+    "Tokenizers",
+    "Trouble",
+    "open_pairs",
+    "split_pairs",
+    "train_tokenizer",
+    "train_tokenizers",
+]
