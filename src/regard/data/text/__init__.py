@@ -2,6 +2,7 @@
 
 from regard.data.text.batches import EncodedPairs, Shape, TextBatch, TextLoader
 from regard.data.text.corpus import Corpus, Trouble, split_pairs
+from regard.data.text.dates import dates_corpus
 from regard.data.text.pairs import open_pairs
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers, train_tokenizer, train_tokenizers
 
@@ -15,6 +16,7 @@ __all__ = [
     "Tokenizer",
     "Tokenizers",
     "Trouble",
+    "dates_corpus",
     "open_pairs",
     "split_pairs",
     "train_tokenizer",

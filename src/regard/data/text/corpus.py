@@ -51,6 +51,8 @@ class Corpus:
     """The line of its file, or row of its table, that each pair stands in."""
     trouble: tuple[Trouble, ...] = ()
     ignored: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    """First words of sources that say what is wanted, such as a language; tokenizers keep them whole."""
 
     def __len__(self) -> int:
         return len(self.sources)

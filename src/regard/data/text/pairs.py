@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from regard.data.text.corpus import Corpus, Trouble
+from regard.data.text.dates import dates_corpus
 from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
 from regard.errors import DataError, did_you_mean
 
@@ -28,7 +29,8 @@ _HEADS = frozenset(_CODES.split()) | frozenset(_WORDS.split())
 
 
 def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> Corpus:
-    """The parallel text in a folder or a table; `source` and `target` say which languages or columns are meant.
+    """The parallel text in a folder or a table, or the made one called `dates`; `source` and `target` say which
+    languages or columns are meant.
 
     Pairs with a fault (a side that is empty, too long, not UTF-8, or holds control characters) are left out and
     listed in `trouble`; `Corpus.require_sound` says how many are too many. Files whose line counts differ are
@@ -42,10 +44,12 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
     """
     if "://" in str(path):
         raise DataError(f"{path} is an address; data is read from this machine only", do="download it first")
+    if str(path) == "dates":
+        return dates_corpus()
     path = Path(path).expanduser()
     if not path.exists():
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError("there is no such data", where=path, do=near or "give a folder, .tsv or .csv")
+        raise DataError("there is no such data", where=path, do=near or "give a folder, .tsv, .csv or dates")
     if source is not None and source == target:
         raise DataError(f"source and target are both {source}", where=path, do="give two different ones")
     corpus = _folder(path, source, target) if path.is_dir() else _table(path, source, target)
