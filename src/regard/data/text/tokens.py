@@ -7,7 +7,9 @@ kind decodes alike and says which characters each token stands for.
 - WordPiece (Wu et al., 2016), with `##` where a word goes on as the decks' BERT has it, but with case and spaces kept:
   `▁` begins what follows a space. Words with characters that training never saw become one unknown token.
 - A space is put before each text, so that a word has the same token at the start of a sentence as elsewhere.
+- Each digit is a token of its own: numbers are read by place, and one that training never saw can still be copied.
 - Text is composed (NFC) first. Names of special tokens mean nothing when they stand in a text.
+- A model of SentencePiece that others trained does as its own file says.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.config import read_json
+from regard.data.text.spm import Spm, spm_engine
 from regard.errors import ConfigError, DataError, RunError, did_you_mean, missing
 
 KINDS = ("bpe", "wordpiece")
@@ -80,14 +83,26 @@ class Tokenizer:
         """The tokens of each text, with the special tokens that mark its start and end where asked for."""
         bodies, heads = list(texts), [[self.start] if start else [] for _ in texts]
         for n, text in enumerate(bodies) if self.codes else ():
-            word, _, rest = text.partition(" ")
-            if word in self._code_ids:
-                bodies[n], heads[n] = rest, [*heads[n], self._code_ids[word]]
+            if found := self._code.match(text):
+                bodies[n] = text[found.end() :].removeprefix(" ")
+                heads[n].append(self._numbers[found[0]])
         ends = [self.end] if end else []
         # Taken in parts: the library's own records of a million sentences would fill memory.
         parts = (bodies[at : at + 10_000] for at in range(0, len(bodies), 10_000))
-        encoded = (one.ids for part in parts for one in self._engine.encode_batch_fast(part))
+        encoded = (ids for part in parts for ids in self._encode(part))
         return [[*head, *ids, *ends] for head, ids in zip(heads, encoded, strict=True)]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if self._spm is None:
+            return [one.ids for one in self._engine.encode_batch_fast(texts)]
+        # Pieces are looked up by name. One that the file does not know may still be a token, of the other language.
+        rows, unknown = [], self._spm.unknown
+        texts = [self._spm.normalise(text) for text in texts]
+        for text, one in zip(texts, self._engine.encode_batch(texts), strict=True):
+            each = zip(one.ids, one.tokens, one.offsets, strict=True)
+            names = [text[a:b] if i == unknown else name for i, name, (a, b) in each]
+            rows.append([self._numbers.get(name, self.unknown) for name in names])
+        return [[self.unknown if i in self._special else i for i in row] for row in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that tokens stand for, up to the first that marks the end; special tokens have none."""
@@ -166,12 +181,20 @@ class Tokenizer:
         _ = self._engine, self._spelling
 
     @cached_property
-    def _code_ids(self) -> dict[str, int]:
-        return {name: self.vocabulary.index(name) for name in self.codes}
+    def _numbers(self) -> dict[str, int]:
+        return {name: n for n, name in enumerate(self.vocabulary)}
+
+    @cached_property
+    def _code(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(code) for code in sorted(self.codes, key=len, reverse=True)))
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset({self.pad, self.start, self.end, *self._code_ids.values()})
+        return frozenset({self.pad, self.start, self.end, *(self._numbers[code] for code in self.codes)})
+
+    @cached_property
+    def _spm(self) -> Spm | None:
+        return Spm(**self.model) if self.kind == "sentencepiece" else None
 
     @cached_property
     def _spelling(self) -> list[bytes]:
@@ -179,8 +202,11 @@ class Tokenizer:
         if self.kind == "bpe":
             back = {char: byte for byte, char in byte_letters().items()}
             spelt = [bytes(back[c] for c in t) if all(c in back for c in t) else t.encode() for t in self.vocabulary]
-        else:
+        elif self.kind == "wordpiece":
             spelt = [t.removeprefix("##").replace("▁", " ").encode() for t in self.vocabulary]
+        else:
+            bytes_of = {f"<0x{n:02X}>": bytes([n]) for n in range(256)} if self.model["byte_fallback"] else {}
+            spelt = [bytes_of.get(t, t.replace("▁", " ").encode()) for t in self.vocabulary]
         spelt[self.unknown] = UNKNOWN
         for i in self._special:
             spelt[i] = b""
@@ -188,6 +214,9 @@ class Tokenizer:
 
     @cached_property
     def _engine(self) -> Any:
+        if self._spm is not None:
+            self._spm.require_sound()
+            return spm_engine(self._spm)
         return make_engine(self.kind, self.vocabulary, self.model, self.vocabulary[self.unknown])
 
 
@@ -209,16 +238,16 @@ def make_engine(kind: str, vocabulary: Sequence[str], model: dict[str, Any], unk
     try:
         if kind == "bpe":
             engine = Engine(models.BPE(numbers, [(a, b) for a, b in model["merges"]]))
-            engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            parts = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
         elif kind == "wordpiece":
             engine = Engine(models.WordPiece(numbers, unk_token=unknown, max_input_chars_per_word=1000))
-            spaces = pre_tokenizers.Metaspace(prepend_scheme="never")
-            engine.pre_tokenizer = pre_tokenizers.Sequence([spaces, pre_tokenizers.Punctuation()])
+            parts = [pre_tokenizers.Metaspace(prepend_scheme="never"), pre_tokenizers.Punctuation()]
         else:
             raise ValueError(f"kind is {kind!r}")
     except Exception as error:  # the library's own errors have no class of their own
         raise ValueError(f"the tokens cannot be used: {error}") from None
     engine.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
+    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), *parts])
     return engine
 
 
