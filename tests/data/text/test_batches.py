@@ -132,12 +132,17 @@ def test_what_cannot_be_batched_is_said(pairs):
         TextLoader(pairs, [], 100)
 
 
-def test_large_vocabularies_need_more_bytes():
-    from regard.data.text.batches import _packed
-
-    tokens, at = _packed([[70_000, 1], [], [65_536]], 70_001)
-    assert tokens.tolist() == [70_000, 1, 65_536]
-    assert at.tolist() == [0, 2, 2, 3]
+def test_all_sizes_of_vocabulary_and_corpus_are_packed_alike(pairs, monkeypatch):
+    texts = ["w1 w2", "", "w3"]
+    rows = pairs.tokenizers.source.encode(texts, end=True)
+    for size, at_once in ((70_000, 2), (300, 1), (300, 10)):
+        monkeypatch.setattr("regard.data.text.batches._AT_ONCE", at_once)
+        monkeypatch.setattr(type(pairs.tokenizers.source), "size", size)
+        made = EncodedPairs(pairs.tokenizers, texts, texts)
+        assert made.source.dtype == (np.int32 if size > 65_536 else np.uint16)
+        assert [made.source[a:b].tolist() for a, b in zip(made.source_at, made.source_at[1:], strict=False)] == rows
+    with pytest.raises(DataError, match="3 source and 2 target"):
+        EncodedPairs(pairs.tokenizers, texts, texts[:2])
 
 
 @needs_multi30k

@@ -125,6 +125,7 @@ def test_a_csv_with_header_splits_and_quoted_cells(tmp_path, mark, packed):
     assert (corpus.sources, corpus.targets) == (["yes", "no"], ["Ja, gut; so", "Nein"])
     assert corpus.splits == ["train", "val"]
     assert corpus.lines == [2, 3]
+    assert corpus.key(1) == "val:3"
     assert "not used: id" in corpus.why
     with pytest.raises(DataError, match="no column 'ed'"):
         open_pairs(file, source="ed", target="de")

@@ -9,6 +9,7 @@ one; where there is none, batches have fewer rows; the few that stay empty count
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor
 
 from regard.data.random import order, uniforms
-from regard.data.text.tokens import Tokenizers
+from regard.data.text.tokens import Tokenizer, Tokenizers
 from regard.errors import ConfigError, DataError
 
 SHAPES = 12
 _BOUNDS = 40  # lengths that a shape may have on a side
+_AT_ONCE = 10_000  # texts
 _STEP = 8  # rows come in steps of this many, so that processes can share them evenly
 
 
@@ -56,10 +58,8 @@ class EncodedPairs:
         if len(sources) != len(targets):
             raise DataError(f"there are {len(sources)} source and {len(targets)} target sentences")
         self.tokenizers = tokenizers
-        self.source, self.source_at = _packed(tokenizers.source.encode(sources, end=True), tokenizers.source.size)
-        self.target, self.target_at = _packed(
-            tokenizers.target.encode(targets, start=True, end=True), tokenizers.target.size
-        )
+        self.source, self.source_at = _packed(tokenizers.source, sources, start=False)
+        self.target, self.target_at = _packed(tokenizers.target, targets, start=True)
 
     def __len__(self) -> int:
         return len(self.source_at) - 1
@@ -69,10 +69,15 @@ class EncodedPairs:
         return np.diff(self.source_at)[index], np.diff(self.target_at)[index]
 
 
-def _packed(rows: list[list[int]], size: int) -> tuple[np.ndarray, np.ndarray]:
-    at = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
-    kind = np.uint16 if size <= 2**16 else np.int32
-    return np.fromiter((i for row in rows for i in row), dtype=kind, count=int(at[-1])), at
+def _packed(tokenizer: Tokenizer, texts: Sequence[str], start: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of all texts, and where each text begins; some texts at a time, as lists of numbers take much more."""
+    kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
+    tokens, lengths = [np.zeros(0, dtype=kind)], [0]
+    for at in range(0, len(texts), _AT_ONCE):
+        rows = tokenizer.encode(texts[at : at + _AT_ONCE], start=start, end=True)
+        lengths += [len(row) for row in rows]
+        tokens.append(np.fromiter(chain.from_iterable(rows), dtype=kind))
+    return np.concatenate(tokens), np.cumsum(lengths, dtype=np.int64)
 
 
 class TextLoader:

@@ -93,7 +93,7 @@ class Corpus:
         """Up to this share of each split's pairs may have been left out."""
         bad, good = Counter(t.split for t in self.trouble), Counter(self.splits)
         for split, count in bad.items():
-            total = count + good[split]
+            total = count + (good[split] if split or not any(good) else len(self))
             if count > share * total:
                 listed = [str(t) for t in self.trouble if t.split == split]
                 lines = "\n".join(f"    {line}" for line in listed[:10])

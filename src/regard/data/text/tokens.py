@@ -87,10 +87,7 @@ class Tokenizer:
                 bodies[n] = text[found.end() :].removeprefix(" ")
                 heads[n].append(self._numbers[found[0]])
         ends = [self.end] if end else []
-        # Taken in parts: the library's own records of a million sentences would fill memory.
-        parts = (bodies[at : at + 10_000] for at in range(0, len(bodies), 10_000))
-        encoded = (ids for part in parts for ids in self._encode(part))
-        return [[*head, *ids, *ends] for head, ids in zip(heads, encoded, strict=True)]
+        return [[*head, *ids, *ends] for head, ids in zip(heads, self._encode(bodies), strict=True)]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if self._spm is None:
