@@ -83,6 +83,8 @@ def test_the_order_depends_on_seed_and_epoch_alone(pairs):
     others = members(epoch(0, 6)), members(epoch(1, 5))
     assert members(first) not in others
     assert others[0] != others[1]
+    together = [{frozenset(members([b])) for b in epoch(0, number)} for number in (5, 6)]
+    assert len(together[0] & together[1]) < len(first) / 4, "pairs meet others in every epoch"
     shapes = [tuple(b.source.shape) for b in first]
     assert shapes != sorted(shapes), "long and short batches are mixed"
     assert members(epoch(None, 0)) == members(epoch(None, 1))
@@ -99,6 +101,15 @@ def test_an_epoch_goes_on_from_any_pair(pairs):
     everything = members(whole)
     for start in (1, 7, 150, N - 1, N):
         assert members(loader.epoch(3, start=start)) == everything[start:]
+
+
+@pytest.mark.parametrize("tokens", [120, 400, 1000])
+def test_what_fills_no_batch_goes_on_to_a_larger_shape(pairs, tokens):
+    """So that fewer rows are empty than one batch has, however many shapes there are."""
+    loader = TextLoader(pairs, range(N), tokens, shuffle=0)
+    empty = [int((batch.numbers < 0).sum()) for batch in loader.epoch(0)]
+    assert sum(n > 0 for n in empty) <= 3
+    assert sum(empty) <= max(shape.rows for shape in loader.shapes) / 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

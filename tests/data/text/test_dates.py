@@ -59,6 +59,19 @@ def test_no_date_and_no_number_is_in_two_splits(corpus, words):
     assert note == "train, val, test as the data names them"
 
 
+def test_what_larger_numbers_are_made_of_is_trained_on(corpus, words):
+    split_of = {meaning(t, words): split for t, split in zip(corpus.targets, corpus.splits, strict=True)}
+    assert {split_of[n,] for n in range(100)} == {"train"}
+
+
+def test_a_date_keeps_its_split_in_a_larger_corpus(corpus):
+    split_of = dict(zip(corpus.sources, corpus.splits, strict=True))
+    fewer = dates_corpus(seed=3, pairs=2000)
+    both = [n for n, source in enumerate(fewer.sources) if source in split_of]
+    assert len(both) > 1000
+    assert all(split_of[fewer.sources[n]] == fewer.splits[n] for n in both)
+
+
 def test_targets_say_what_sources_say(corpus, words):
     """Sources are read back by other means: numbers by their digits, dates in numbers or by Babel's parser."""
     checked = Counter[str]()

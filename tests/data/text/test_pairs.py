@@ -56,6 +56,15 @@ def test_only_line_feeds_end_lines(tmp_path):
     ]
 
 
+def test_a_lone_carriage_return_ends_no_line_and_chunks_may_end_anywhere(tmp_path, monkeypatch):
+    write(tmp_path, train_en="one\rhalf\n" + "two\r\nthree\n" * 9, train_de="1\n" + "2\n3\n" * 9)
+    for chunk in (1, 2, 5, 1000):
+        monkeypatch.setattr("regard.data.text.lines._CHUNK", chunk)
+        corpus = open_pairs(tmp_path)
+        assert corpus.sources == ["two", "three"] * 9
+        assert [str(t) for t in corpus.trouble] == ["train.en, line 1: control character (U+000D)"]
+
+
 def test_unequal_line_counts_are_refused_with_both(tmp_path):
     write(tmp_path, train_en="a\nb\nc\n", train_de="A\nB\n")
     with pytest.raises(DataError, match=r"train.en has 3 lines and train.de has 2"):
@@ -179,6 +188,12 @@ def test_cut_splits_part_neither_equal_sources_nor_equal_targets():
     for first in range(0, 400, 4):
         assert len(set(names[first : first + 4])) == 1
     assert corpus.overlap(names) == {name: {"pairs": 0, "sources": 0} for name in ("test", "val")}
+
+
+def test_case_and_spacing_make_no_other_sentence():
+    sources = [f"A dog {n // 2}" if n % 2 else f"a  DOG {n // 2}" for n in range(200)]
+    names, _ = split_pairs(made(sources, [f"t{n}" for n in range(200)]), seed=0)
+    assert all(names[n] == names[n + 1] for n in range(0, 200, 2))
 
 
 def test_named_splits_are_kept_and_what_lacks_is_cut():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.text import EncodedPairs, TextLoader, Tokenizers, open_marian
-from regard.data.text.spm import Charsmap, read_spm, spm_engine
+from regard.data.text.spm import Charsmap, _parse, read_spm, spm_engine
 from regard.errors import DataError, RegardError, RunError
 
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -41,12 +41,12 @@ def train(path: Path, texts: list[str], **options) -> Path:
     return path.with_suffix(".model").rename(path)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def folder(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files as an Opus-MT model has them: one vocabulary for both languages, with codes, padding last."""
     folder = tmp_path_factory.mktemp("marian")
-    train(folder / "source.spm", ENGLISH)
-    train(folder / "target.spm", GERMAN)
+    train(folder / "source.spm", ENGLISH, model_type=request.param)
+    train(folder / "target.spm", GERMAN, model_type=request.param)
     pieces: dict[str, None] = dict.fromkeys(["</s>", "<unk>"])
     for name in ("source.spm", "target.spm"):
         pieces |= dict.fromkeys(read_spm(folder / name).pieces)
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"byte_fallback": True, "vocab_size": 400, "model_type": "bpe"},
         {"add_dummy_prefix": False},
         {"remove_extra_whitespaces": False},
-        {"user_defined_symbols": ["outs", "<x>"]},
+        {"user_defined_symbols": ["outs", "<x>", "ar", "er"]},
         {"split_by_whitespace": False},
     ],
     ids=str,
@@ -77,7 +77,7 @@ def test_pieces_are_those_of_the_package(tmp_path, options):
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
     ours = read_spm(path)
     assert ours.pieces == [theirs.id_to_piece(n) for n in range(len(theirs))]
-    texts = [*ENGLISH, *GERMAN, *ODD, *corpus(GERMAN)[-50:], "outside <x> outs"]
+    texts = [*ENGLISH, *GERMAN, *ODD, *corpus(GERMAN)[-50:], "outside <x> outs", "hard hats are near several others"]
     normal = [ours.normalise(text) for text in texts]
     for text, near, one in zip(texts, normal, spm_engine(ours).encode_batch(normal), strict=True):
         each = zip(one.ids, one.tokens, one.offsets, strict=True)
@@ -139,6 +139,18 @@ def test_names_of_special_tokens_in_a_text_are_text(folder):
     assert not {made.source.end, made.source.pad, made.source.vocabulary.index(">>fra<<")} & set(ids)
 
 
+def test_not_even_where_all_of_their_letters_are_unknown(folder, tmp_path):
+    """A run of unknown letters is looked up by name, as Marian does; the names of special tokens are not."""
+    train(tmp_path / "source.spm", ["오늘 날씨가 좋다", "그렇지 않은가"], vocab_size=40)
+    (tmp_path / "target.spm").write_bytes((folder / "target.spm").read_bytes())
+    (tmp_path / "vocab.json").write_bytes((folder / "vocab.json").read_bytes())
+    made = open_marian(tmp_path).source
+    assert made.encode(["날 </s> 날 ä"])[0].count(made.unknown) >= 3
+    assert made.end not in made.encode(["날 </s> 날 ä"])[0]
+    letter = next(name for name in made.vocabulary if len(name) == 1 and name.isalpha())
+    assert made.encode([letter])[0][-1] == made.vocabulary.index(letter)
+
+
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_other_kinds_are_refused(tmp_path, kind):
     path = train(tmp_path / "m.spm", ENGLISH, model_type=kind, vocab_size=30)
@@ -189,6 +201,17 @@ def test_damaged_models_never_do_worse_than_an_error(folder, tmp_path):
         for text in (*ENGLISH, *ODD):
             engine.encode(model.normalise(text))
     assert refused > 30
+
+
+def test_a_cut_is_noticed_at_every_byte_within_a_piece(folder):
+    whole = (folder / "source.spm").read_bytes()
+    noticed = 0
+    for end in range(100, 400):
+        try:
+            _parse(whole[:end])
+        except ValueError:
+            noticed += 1
+    assert noticed > 270, "but between pieces, where only their number is less"
 
 
 def test_a_hostile_table_of_characters_is_walked_within_bounds():

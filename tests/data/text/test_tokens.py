@@ -56,6 +56,11 @@ def test_start_end_and_what_follows(tokenizer):
     assert tokenizer.decode([*marked, *after, tokenizer.pad]) == "Zwei Männer", "nothing is said after the end"
 
 
+def test_numbers_are_read_digit_by_digit(tokenizer):
+    trained = train_tokenizer(["in 1984 and 1985, 1984 times"] * 9, 300, tokenizer.kind)
+    assert [p.text for p in trained.pieces(trained.encode(["1984"])[0]) if p.text] == list("1984")
+
+
 def test_both_spellings_of_a_letter_are_one(tokenizer):
     assert tokenizer.encode(["Ma\u0308nner"]) == tokenizer.encode(["Männer"])
 

@@ -198,11 +198,7 @@ def spm_engine(spm: Spm) -> Any:
     names = [f"\uffff{n}" if k in silent else p for n, (p, k) in enumerate(zip(spm.pieces, spm.kinds, strict=True))]
     model: Any
     if spm.algorithm == "unigram":
-        # A piece that the model's maker added always wins, by the bonus that sentencepiece gives it.
-        best = max((s for s, k in zip(spm.scores, spm.kinds, strict=True) if k == _NORMAL), default=0.0)
-        each = zip(names, spm.scores, spm.kinds, strict=True)
-        scored = [(p, len(p.encode()) * best - 0.1 if k == _USER else s) for p, s, k in each]
-        model = models.Unigram(scored, spm.unknown, spm.byte_fallback)
+        model = models.Unigram(list(zip(names, spm.scores, strict=True)), spm.unknown, spm.byte_fallback)
     else:
         numbers = {piece: n for n, piece in enumerate(names)}
         model = models.BPE(
