@@ -44,6 +44,15 @@ class DivergedError(RunError):
     """A training whose loss became no number."""
 
 
+def missing(package: str, extra: str) -> ConfigError:
+    """The error for an extra that is not installed.
+
+    >>> missing("sacrebleu", "text").do
+    "pip install 'regard[text]'"
+    """
+    return ConfigError(f"{package} is not installed", do=f"pip install 'regard[{extra}]'")
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """The hint for a misspelt name: its near matches, or all the options when nothing is near.
 

@@ -17,7 +17,7 @@ from typing import Any
 from regard import api
 from regard.config import RunConfig, change
 from regard.data import open_source
-from regard.errors import ConfigError, RegardError, RunError
+from regard.errors import ConfigError, RegardError, RunError, missing
 from regard.recipes.settle import check_settings
 from regard.weights import Run
 
@@ -122,7 +122,7 @@ def _cluster(processes: int, quiet: bool) -> Iterator[int]:
         import ray
         import ray.train.torch
     except ImportError:
-        raise ConfigError("Ray is not installed", do="pip install 'regard[ray]'") from None
+        raise missing("Ray", "ray") from None
     started = not ray.is_initialized()
     if started:
         own: dict[str, Any] = {

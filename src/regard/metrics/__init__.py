@@ -1,5 +1,24 @@
 """Figures with intervals: what a model scored, on how many samples, and how sure that is."""
 
 from regard.metrics.classification import Figure, Summary, auroc, repeated, summarise, wilson
+from regard.metrics.translation import (
+    Comparison,
+    TranslationSummary,
+    compare_translations,
+    perplexity,
+    summarise_translation,
+)
 
-__all__ = ["Figure", "Summary", "auroc", "repeated", "summarise", "wilson"]
+__all__ = [
+    "Comparison",
+    "Figure",
+    "Summary",
+    "TranslationSummary",
+    "auroc",
+    "compare_translations",
+    "perplexity",
+    "repeated",
+    "summarise",
+    "summarise_translation",
+    "wilson",
+]

@@ -1,0 +1,26 @@
+"""From parallel text to batches of tokens: files in two languages, tokenizers, padded shapes, and a demo's corpus."""
+
+from regard.data.text.batches import EncodedPairs, Shape, TextBatch, TextLoader
+from regard.data.text.corpus import Corpus, Trouble, split_pairs
+from regard.data.text.dates import dates_corpus
+from regard.data.text.marian import open_marian
+from regard.data.text.pairs import open_pairs
+from regard.data.text.tokens import Piece, Tokenizer, Tokenizers, train_tokenizer, train_tokenizers
+
+__all__ = [
+    "Corpus",
+    "EncodedPairs",
+    "Piece",
+    "Shape",
+    "TextBatch",
+    "TextLoader",
+    "Tokenizer",
+    "Tokenizers",
+    "Trouble",
+    "dates_corpus",
+    "open_marian",
+    "open_pairs",
+    "split_pairs",
+    "train_tokenizer",
+    "train_tokenizers",
+]

@@ -1,0 +1,227 @@
+"""Parallel text as it was found: sentences in two languages, what is wrong or doubled, and splits that do not leak."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.console import columns
+from regard.data.random import uniforms
+from regard.errors import DataError
+
+LISTED = 20
+SHARE = 0.1
+MOST = 2000
+"""Pairs that a cut takes at most: an interval of BLEU hardly narrows with more, and training needs the rest."""
+
+
+class Trouble(NamedTuple):
+    """A pair that was left out: where (file and line), what kind of fault, and the fault itself."""
+
+    split: str
+    where: str
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentence pairs. `splits` holds train, val and test names, or "" where the data names none.
+
+    There may be several test sets, each called test or test_something.
+    """
+
+    name: str
+    kind: str
+    why: str
+    source: str
+    """The language, or the column, that is translated from."""
+    target: str
+    sources: list[str] = field(repr=False)
+    targets: list[str] = field(repr=False)
+    splits: list[str] = field(repr=False)
+    lines: list[int] = field(repr=False)
+    """The line of its file, or row of its table, that each pair stands in."""
+    trouble: tuple[Trouble, ...] = ()
+    ignored: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    """First words of sources that say what is wanted, such as a language; tokenizers keep them whole."""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def key(self, number: int) -> str:
+        """What a pair is called in tables of predictions."""
+        return f"{self.splits[number] or self.name}:{self.lines[number]}"
+
+    def index(self, split: str, splits: list[str] | None = None) -> list[int]:
+        """The numbers of the pairs of one split."""
+        return [i for i, name in enumerate(splits or self.splits) if name == split]
+
+    def duplicates(self) -> int:
+        """Pairs that are the same as an earlier one."""
+        return len(self) - len(set(zip(self.sources, self.targets, strict=True)))
+
+    def overlap(self, splits: list[str] | None = None) -> dict[str, dict[str, int]]:
+        """For each split but train: its pairs, and its source sentences, that training has too."""
+        names = splits or self.splits
+        train = self.index("train", names)
+        pairs, sources = {(self.sources[i], self.targets[i]) for i in train}, {self.sources[i] for i in train}
+        found: dict[str, dict[str, int]] = {}
+        for i, name in enumerate(names):
+            if name and name != "train":
+                counts = found.setdefault(name, {"pairs": 0, "sources": 0})
+                counts["pairs"] += (self.sources[i], self.targets[i]) in pairs
+                counts["sources"] += self.sources[i] in sources
+        return found
+
+    def fingerprint(self) -> str:
+        """One hash of all sentences and the splits the data names."""
+        total = hashlib.sha256()
+        for row in zip(self.splits, self.sources, self.targets, strict=True):
+            total.update("\0".join((*row, "\n")).encode())
+        return total.hexdigest()
+
+    def require_sound(self, share: float = 0.01) -> None:
+        """Up to this share of each split's pairs may have been left out."""
+        bad, good = Counter(t.split for t in self.trouble), Counter(self.splits)
+        for split, count in bad.items():
+            total = count + (good[split] if split or not any(good) else len(self))
+            if count > share * total:
+                listed = [str(t) for t in self.trouble if t.split == split]
+                lines = "\n".join(f"    {line}" for line in listed[:10])
+                more = f"\n    and {count - 10} more" if count > 10 else ""
+                raise DataError(
+                    f"{count} of {total} pairs{f' of {split}' if split else ''} cannot be used:\n{lines}{more}",
+                    where=self.name,
+                    do=f"repair or remove them in both languages, or let more be left out: {count / total:.2g} of them",
+                )
+
+    def describe(self) -> str:
+        """The report of `regard check`, for people."""
+        names = sorted(set(self.splits) | {t.split for t in self.trouble}, key=_rank)
+        sizes, bad = Counter(self.splits), Counter(t.split for t in self.trouble)
+        lengths = {name: [len(self.sources[i].split()) for i in self.index(name)] for name in names}
+        rows = [(n or "all", sizes[n], f"{np.mean(lengths[n] or [0]):.1f}", max(lengths[n] or [0])) for n in names]
+        parts = [f"{self.source} → {self.target}: {self.why}", ""]
+        parts += [columns(("split", "pairs", "words", "longest"), rows), ""]
+        parts.append(f"pairs that occur more than once: {self.duplicates()}")
+        for name, counts in self.overlap().items():
+            parts.append(f"of {name}, also in train (leaks): {counts['pairs']} pairs, {counts['sources']} sources")
+        for kind, count in Counter(t.kind for t in self.trouble).items():
+            parts.append(f"pairs left out, {kind}: {count}")
+            listed = [str(t) for t in self.trouble if t.kind == kind]
+            parts += [f"    {line}" for line in listed[:LISTED]]
+            parts += [f"    and {count - LISTED} more"] if count > LISTED else []
+        parts += [] if self.trouble else ["pairs left out: 0"]
+        parts += [
+            f"{name} lacks {bad[name]} of its pairs: its figures are not comparable with others'"
+            for name in names
+            if bad[name] and name.startswith("test")
+        ]
+        parts.append(f"files that are not part of the data: {len(self.ignored)}")
+        return "\n".join([*parts, *(f"    {name}" for name in self.ignored[:LISTED])])
+
+    def to_json(self, splits: list[str], note: str) -> dict[str, Any]:
+        """data.json: what the data is, to the last hash, and what is odd about it."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "recognised_by": self.why,
+            "languages": [self.source, self.target],
+            "fingerprint": self.fingerprint(),
+            "counts": dict(sorted(Counter(splits).items(), key=lambda item: _rank(item[0]))),
+            "splits": note,
+            "duplicates": self.duplicates(),
+            "leaks": self.overlap(splits),
+            "trouble": [t._asdict() for t in self.trouble],
+            "ignored": list(self.ignored),
+        }
+
+
+def _rank(split: str) -> tuple[int, str]:
+    return ({"train": 0, "val": 1}.get(split, 2), split)
+
+
+def split_pairs(corpus: Corpus, seed: int, share: float = SHARE, most: int = MOST) -> tuple[list[str], str]:
+    """A split for every pair, and a sentence saying where it comes from.
+
+    What the data says is kept. What it lacks is cut from the training part: `share` of it, at most `most` pairs;
+    pairs with the same source or the same target sentence, whatever their case and spacing, are never parted.
+    """
+    given = set(corpus.splits)
+    names = [name or "train" for name in corpus.splits]
+    tests = sorted(name for name in given if name.startswith("test"))
+    if "train" not in names:
+        raise DataError("the data has no training split", where=corpus.name, do="add one called train")
+    made = (["test"] if given == {""} else []) + ([] if "val" in given else ["val"])
+    if made:
+        owners = _owners(corpus, [i for i, name in enumerate(names) if name == "train"])
+        wanted = {name: min(most, round(share * len(owners))) for name in made}
+        _cut(names, owners, wanted, seed, corpus.name)
+    own = ["train"] * (given != {""}) + ["val"] * ("val" in given) + tests
+    note = f"{', '.join(own)} as the data names them" if own else "the data names no splits"
+    if made:
+        note += "; " + " and ".join(f"{n} ({names.count(n)} of {len(names)} pairs)" for n in made)
+        note += f" cut with seed {seed}"
+    if not tests and "test" not in made:
+        note += "; there is no test split, so figures are on val, which also chose the weights"
+    return names, note
+
+
+def _cut(names: list[str], owners: dict[int, int], wanted: dict[str, int], seed: int, where: str) -> None:
+    """Move groups of training pairs to the new splits, in an order drawn by `seed`, in place."""
+    members: dict[int, list[int]] = {}
+    for i, owner in owners.items():
+        members.setdefault(owner, []).append(i)
+    if len(members) <= len(wanted):
+        raise DataError(
+            f"there are {len(members)} pairs with sentences of their own: too few to train, choose and test on",
+            where=where,
+            do="add sentences, or give the splits yourself (train.en, val.en, test.en, ...)",
+        )
+    roots = np.array(sorted(members), dtype=np.int64)
+    shuffled = roots[np.argsort(uniforms(seed, 0, roots, 1, use=6)[:, 0], kind="stable")].tolist()
+    moved: set[int] = set()
+    for name, count in wanted.items():
+        lacking = max(1, count)
+        for owner in shuffled:
+            # A group larger than what is lacking stays: hundreds of pairs may hang on one short sentence.
+            if owner not in moved and len(members[owner]) <= lacking:
+                lacking -= len(members[owner])
+                moved.add(owner)
+                for i in members[owner]:
+                    names[i] = name
+            if not lacking:
+                break
+        if name not in names:
+            raise DataError(
+                f"no {name} split can be cut: too many pairs share their sentences",
+                where=where,
+                do="remove repeated sentences, or give the splits yourself (train.en, val.en, test.en, ...)",
+            )
+
+
+def _owners(corpus: Corpus, pool: list[int]) -> dict[int, int]:
+    """For each pair, the first of those it must stay with: the same source or the same target sentence."""
+    owner = {i: i for i in pool}
+
+    def root(i: int) -> int:
+        while owner[i] != i:
+            owner[i] = owner[owner[i]]
+            i = owner[i]
+        return i
+
+    first: dict[tuple[int, str], int] = {}
+    for i in pool:
+        for side, text in enumerate((corpus.sources[i], corpus.targets[i])):
+            a, b = sorted((root(i), root(first.setdefault((side, " ".join(text.casefold().split())), i))))
+            owner[b] = a
+    return {i: root(i) for i in pool}

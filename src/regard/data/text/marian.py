@@ -1,0 +1,57 @@
+"""The vocabulary of a Marian (Opus-MT) model that is stored on this machine: two .spm files and vocab.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from regard.config import read_json
+from regard.data.text.spm import read_spm
+from regard.data.text.tokens import MAX_SIZE, Tokenizer, Tokenizers
+from regard.errors import DataError
+
+_MAX_FILE = 2**26
+
+
+def open_marian(folder: Path) -> Tokenizers:
+    """The tokenizers of a folder with source.spm, target.spm and vocab.json (and target_vocab.json if they differ).
+
+    The files part text; vocab.json numbers the parts, for both languages alike. Decoding begins with the padding
+    token, as Marian's does. Models for several target languages have codes such as `>>deu<<` to begin a source with.
+    """
+    folder = Path(folder)
+    if absent := [n for n in ("source.spm", "target.spm", "vocab.json") if not (folder / n).is_file()]:
+        raise DataError(f"{' and '.join(absent)} missing", where=folder, do="copy all files of the model here")
+    names = _vocabulary(folder / "vocab.json")
+    apart = folder / "target_vocab.json"
+    shared = not apart.is_file()
+    target_names = names if shared else _vocabulary(apart)
+    codes = tuple(n for n in names if n.startswith(">>") and n.endswith("<<")) if shared else ()
+    return Tokenizers(
+        _tokenizer(folder / "source.spm", names, codes), _tokenizer(folder / "target.spm", target_names, ()), shared
+    )
+
+
+def _vocabulary(path: Path) -> tuple[str, ...]:
+    """The tokens in the order of their numbers, which must be 0, 1, 2 and so on."""
+    found: Any = read_json(path, _MAX_FILE)
+    if not isinstance(found, dict) or not all(type(n) is int for n in found.values()) or len(found) > MAX_SIZE:
+        raise DataError("the vocabulary is no table of tokens and their numbers", where=path)
+    if sorted(found.values()) != list(range(len(found))):
+        raise DataError("the numbers of tokens leave gaps, or one is given twice", where=path)
+    for name in ("<pad>", "</s>", "<unk>"):
+        if name not in found:
+            raise DataError(f"the vocabulary has no {name}", where=path, do="use the files of a Marian model")
+    return tuple(sorted(found, key=found.__getitem__))
+
+
+def _tokenizer(path: Path, names: tuple[str, ...], codes: tuple[str, ...]) -> Tokenizer:
+    pad, end, unknown = (names.index(name) for name in ("<pad>", "</s>", "<unk>"))
+    made = Tokenizer(
+        "sentencepiece", names, read_spm(path).to_json(), pad=pad, start=pad, end=end, unknown=unknown, codes=codes
+    )
+    try:
+        made.require_sound()
+    except ValueError as error:
+        raise DataError(f"the model's pieces cannot be used: {error}", where=path) from None
+    return made

@@ -1,0 +1,323 @@
+"""Which parallel text a path stands for: files such as train.en and train.de, or one table with two columns."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from regard.data.text.corpus import Corpus, Trouble
+from regard.data.text.dates import dates_corpus
+from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
+from regard.errors import DataError, did_you_mean
+
+_TABLES = (".tsv", ".csv", ".txt", ".tab")
+_SPLIT = re.compile(r"(train|val|dev|test|newstest|newsdev)", re.IGNORECASE)
+_SPLIT_NAMES = {"train": "train", "val": "val", "dev": "val", "newsdev": "val", "test": "test", "newstest": "test"}
+_NO_LANGUAGES = "txt tsv csv md xml zip tar sh py log tex pdf doc spm bin pt npz gz xz bz"
+_CODES = """af am ar az be bg bn bs ca cs cy da de el en eo es et eu fa fi fr ga gl gu ha he hi hr hu hy id ig is it ja
+ka kk km kn ko ky la lb lo lt lv mg mk ml mn mr ms mt my nb ne nl nn no pa pl ps pt ro ru rw si sk sl so sq sr sv sw ta
+te tg th tk tl tr tt uk ur uz vi xh yo zh zu eng deu ger fra fre spa ita por rus jpn kor zho chi cmn nld pol tur ara hin
+ces cze ukr vie swe dan fin ell heb hun ind ron rum"""
+_WORDS = """source target src tgt trg input output english german french spanish italian portuguese russian japanese
+korean chinese dutch polish turkish arabic hindi czech ukrainian vietnamese swedish danish finnish greek hebrew
+hungarian indonesian romanian"""
+_HEADS = frozenset(_CODES.split()) | frozenset(_WORDS.split())
+
+
+def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> Corpus:
+    """The parallel text in a folder or a table, or the made one called `dates`; `source` and `target` say which
+    languages or columns are meant.
+
+    Pairs with a fault (a side that is empty, too long, not UTF-8, or holds control characters) are left out and
+    listed in `trouble`; `Corpus.require_sound` says how many are too many. Files whose line counts differ are
+    refused: nobody knows which lines belong together.
+
+    >>> for name, text in (("train.en", "One.\\nTwo.\\n"), ("train.de", "Eins.\\nZwei.\\n")):
+    ...     _ = (tmp / name).write_text(text)
+    >>> corpus = open_pairs(tmp)
+    >>> corpus.source, corpus.target, corpus.sources, corpus.targets
+    ('en', 'de', ['One.', 'Two.'], ['Eins.', 'Zwei.'])
+    """
+    if "://" in str(path):
+        raise DataError(f"{path} is an address; data is read from this machine only", do="download it first")
+    if str(path) == "dates":
+        return dates_corpus()
+    path = Path(path).expanduser()
+    if not path.exists():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise DataError("there is no such data", where=path, do=near or "give a folder, .tsv, .csv or dates")
+    if source is not None and source == target:
+        raise DataError(f"source and target are both {source}", where=path, do="give two different ones")
+    corpus = _folder(path, source, target) if path.is_dir() else _table(path, source, target)
+    if not len(corpus):
+        listed = "; ".join(str(t) for t in corpus.trouble[:5])
+        raise DataError("there is no pair that can be used" + (f": {listed}" if listed else ""), where=path)
+    return corpus
+
+
+def _folder(root: Path, source: str | None, target: str | None) -> Corpus:
+    """Files called SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz; files without their partner, and others, are ignored."""
+    files: dict[str, dict[str, Path]] = {}
+    visible = [p for p in sorted(root.iterdir()) if not p.name.startswith(".")]
+    for path in visible:
+        match = re.fullmatch(r"(.+)\.([A-Za-z]{2,3}(?:[-_][A-Za-z]{2,4})?)", path.name.removesuffix(".gz"))
+        if match and path.is_file() and match[2].lower() not in _NO_LANGUAGES.split():
+            if match[2] in files.setdefault(match[1], {}):
+                raise DataError(
+                    f"{files[match[1]][match[2]].name} and {path.name} are the same text",
+                    where=root,
+                    do="keep one of them",
+                )
+            files[match[1]][match[2]] = path
+    files = {stem: found for stem, found in files.items() if len(found) > 1}
+    source, target, why = _direction(root, Counter(name for found in files.values() for name in found), source, target)
+    both = {stem: found for stem, found in files.items() if source in found and target in found}
+    parts = _parts(root, list(both))
+    rows = _Rows()
+    for split, stem in parts.items():
+        first, second = both[stem][source], both[stem][target]
+        rows.add_files(split, first, second)
+    used = {path for stem in parts.values() for path in (both[stem][source], both[stem][target])}
+    why = f"files {', '.join(f'{stem}.{source}' for stem in parts.values())} with partners in {target}{why}"
+    return rows.corpus(root.resolve().name, "folder", why, source, target, [p.name for p in visible if p not in used])
+
+
+def _direction(root: Path, there: Counter[str], source: str | None, target: str | None) -> tuple[str, str, str]:
+    names = sorted(there)
+    if len(names) < 2:
+        raise DataError(
+            "there is no parallel text here",
+            where=root,
+            do="have two files with as many lines, such as train.en and train.de (or .gz), or give one .tsv or .csv",
+        )
+    for name in (source, target):
+        if name is not None and name not in names:
+            raise DataError(f"there is no text in {name!r}", where=root, do=did_you_mean(name, names))
+    if source and target:
+        return source, target, ""
+    others = [name for name in names if name not in (source, target)]
+    if (source or target) and len(others) == 1:
+        return (source, others[0], "") if source else (others[0], str(target), "")
+    if len(names) > 2:
+        raise DataError(
+            f"there is text in {len(names)} languages: {', '.join(names)}",
+            where=root,
+            do=f"say which pair is meant, such as source={names[0]!r}, target={names[1]!r}",
+        )
+    source, target = sorted(names, key=lambda name: (name.split("-")[0].split("_")[0] not in ("en", "eng"), name))
+    return source, target, f"; for the other direction give source={target!r}"
+
+
+def _parts(root: Path, stems: list[str]) -> dict[str, str]:
+    """Split names, in order, with the files' stems: those that begin with a split's name, or the only one there is."""
+    kinds = {stem: _SPLIT_NAMES[match[1].lower()] for stem in stems if (match := _SPLIT.match(stem))}
+    if not kinds and len(stems) == 1:
+        return {"": stems[0]}
+    parts: dict[str, str] = {}
+    tests = [stem for stem, kind in kinds.items() if kind == "test"]
+    for kind in ("train", "val"):
+        own = [stem for stem, name in kinds.items() if name == kind]
+        if len(own) > 1:
+            raise DataError(
+                f"{' and '.join(own)} are both called {kind}", where=root, do="join them, or move one elsewhere"
+            )
+        if own:
+            parts[kind] = own[0]
+    for stem in tests:
+        parts["test" if len(tests) == 1 and stem.lower() == "test" else f"test_{_tail(stem)}"] = stem
+    if not kinds:
+        raise DataError(
+            f"none of the texts is called train, val or test: {', '.join(stems[:10])}",
+            where=root,
+            do="rename them (train.en, val.en, test.en), or keep one, which is then cut by the seed",
+        )
+    return parts
+
+
+def _tail(stem: str) -> str:
+    """What tells one test set from another.
+
+    >>> _tail("test_2016_flickr"), _tail("newstest2014"), _tail("test")
+    ('2016_flickr', 'newstest2014', 'test')
+    """
+    return re.sub(r"^test[._-]+", "", stem) or stem
+
+
+MAX_TROUBLE = 100_000
+"""Pairs with faults; where there are more, the data is something else than parallel text."""
+
+
+class _Rows:
+    """Pairs as they come, the sound ones kept and the others listed."""
+
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+        self.targets: list[str] = []
+        self.splits: list[str] = []
+        self.lines: list[int] = []
+        self.trouble: list[Trouble] = []
+
+    def add(self, split: str, line: int, files: tuple[str, str], pair: tuple[Sentence, Sentence]) -> None:
+        for file, sentence in zip(files, pair, strict=True):
+            if sentence.kind:
+                self.leave_out(Trouble(split, f"{file}, line {line}", sentence.kind, sentence.detail))
+                return
+        self.sources.append(pair[0].text)
+        self.targets.append(pair[1].text)
+        self.splits.append(split)
+        self.lines.append(line)
+
+    def leave_out(self, trouble: Trouble) -> None:
+        self.trouble.append(trouble)
+        if len(self.trouble) > MAX_TROUBLE:
+            raise DataError(f"more than {MAX_TROUBLE:,} pairs cannot be used, the last for: {trouble}")
+
+    def add_files(self, split: str, first: Path, second: Path) -> None:
+        """Two files, line by line."""
+        files, counts = (first.name, second.name), [0, 0]
+        for line, pair in enumerate(zip_longest(read_lines(first), read_lines(second)), start=1):
+            counts = [count + (text is not None) for count, text in zip(counts, pair, strict=True)]
+            if counts[0] == counts[1]:
+                self.add(split, line, files, (read_sentence(pair[0]), read_sentence(pair[1])))
+        if counts[0] != counts[1]:
+            raise DataError(
+                f"{first.name} has {counts[0]:,} lines and {second.name} has {counts[1]:,}: which belong together?",
+                where=first.parent,
+                do="make them the same number of lines; lines end at \\n only, as `wc -l` counts them",
+            )
+
+    def corpus(self, name: str, kind: str, why: str, source: str, target: str, ignored: Iterable[str] = ()) -> Corpus:
+        lists = self.sources, self.targets, self.splits, self.lines
+        return Corpus(name, kind, why, source, target, *lists, tuple(self.trouble), tuple(ignored))
+
+
+def _table(path: Path, source: str | None, target: str | None) -> Corpus:
+    """Rows of a TSV or CSV. Tabs part a TSV's cells and quotes mean nothing there; a CSV's cells may be quoted."""
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith(_TABLES):
+        ending = path.suffix or "nameless"
+        raise DataError(f"a {ending} file is no parallel text", where=path, do="give a folder, .tsv, .csv or .txt")
+    rows, parted = _csv(path) if name.endswith(".csv") else (_tsv(path), "tabs")
+    start = next(rows, None)
+    if start is None:
+        raise DataError("the table has no rows", where=path)
+    head = start[1] if _is_header(start[1], source, target) else None
+    at, names, unused = _columns(path, start[1], head, source, target)
+    lowered = [cell.strip().lower() for cell in head or []]
+    split_at = lowered.index("split") if "split" in lowered else None
+    found, file = _Rows(), (path.name, path.name)
+    for line, cells in rows if head else _chain(start, rows):
+        if len(cells) <= max(at):
+            where = f"{path.name}, line {line}"
+            found.leave_out(Trouble("", where, "too few columns", f"{len(cells)}, with {parted} between them"))
+            continue
+        split = "" if split_at is None else _split_of(cells, split_at, path, line)
+        found.add(split, line, file, (check_sentence(cells[at[0]]), check_sentence(cells[at[1]])))
+    why = f"a table with {parted} between columns; " + ("its header names them" if head else "it has no header")
+    unused = [name for name in unused if name != "split"]
+    why += f"; not used: {', '.join(unused)}" if unused else ""
+    return found.corpus(path.name, "table", why, *names)
+
+
+def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    yield first
+    yield from rest
+
+
+def _split_of(cells: list[str], at: int, path: Path, line: int) -> str:
+    text = cells[at].strip() if at < len(cells) else ""
+    match = _SPLIT.match(text)
+    if not match:
+        raise DataError(f"the split {text!r} is unknown", where=f"{path}, line {line}", do="call it train, val or test")
+    return _SPLIT_NAMES[match[1].lower()]
+
+
+def _is_header(cells: list[str], source: str | None, target: str | None) -> bool:
+    """Whether a row names columns: by what was asked for, or by names of languages or roles.
+
+    Languages are codes in one case: `no` is Norwegian, but `No` is an answer.
+    """
+    texts = [cell.strip() for cell in cells]
+    if source in texts or target in texts:
+        return True
+
+    def named(text: str) -> bool:
+        return text.lower() in _HEADS and (len(text) > 3 or text in (text.lower(), text.upper()))
+
+    return sum(named(text) for text in texts) >= 2 and len(set(texts)) == len(texts)
+
+
+def _columns(
+    path: Path, first: list[str], head: list[str] | None, source: str | None, target: str | None
+) -> tuple[tuple[int, int], tuple[str, str], list[str]]:
+    """Which two columns are read, what they are called, and which are not used."""
+    if len(first) < 2:
+        raise DataError(
+            "the table has one column only", where=f"{path}, line 1", do="part source and target by a tab, or commas"
+        )
+    texts = [cell.strip() for cell in head or []]
+    if head is None:
+        return (0, 1), (source or "source", target or "target"), [f"column {n + 1}" for n in range(2, len(first))]
+    for name in (source, target):
+        if name is not None and name not in texts:
+            raise DataError(f"there is no column {name!r}", where=path, do=did_you_mean(name, texts))
+    options = [n for n, text in enumerate(texts) if text.lower() in _HEADS]
+    wanted = [None if name is None else texts.index(name) for name in (source, target)]
+    free = [n for n in options if n not in wanted]
+    if len(free) > wanted.count(None) > 0:
+        raise DataError(
+            f"there are {len(options)} columns with text: {', '.join(texts[n] for n in options)}",
+            where=path,
+            do="say which are meant by source= and target=",
+        )
+    a, b = (free.pop(0) if n is None and free else n for n in wanted)
+    if a is None or b is None:
+        raise DataError("only one column with text is known", where=path, do="say both, by source= and target=")
+    return (a, b), (texts[a], texts[b]), [text for n, text in enumerate(texts) if n not in (a, b)]
+
+
+def _text(path: Path) -> Iterator[str]:
+    """The lines of a table. Its bytes must be UTF-8 as a whole: a damaged line could hide where a cell ends."""
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"byte {error.start + 1} is 0x{line[error.start]:02X}, which is not UTF-8",
+                where=f"{path}, line {number}",
+                do="save the table as UTF-8",
+            ) from None
+
+
+def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(_text(path), start=1):
+        yield number, line.split("\t")
+
+
+def _csv(path: Path) -> tuple[Iterator[tuple[int, list[str]]], str]:
+    """The rows, by the mark that parts the first hundred of them most evenly."""
+
+    def rows(mark: str) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader((line + "\n" for line in _text(path)), delimiter=mark, strict=True)
+        try:
+            for row in reader:
+                if row:
+                    yield reader.line_num, row
+        except csv.Error as error:
+            raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
+
+    def evenness(mark: str) -> float:
+        counts: Counter[int] = Counter()
+        try:
+            for (_, row), _n in zip(rows(mark), range(100), strict=False):
+                counts[len(row)] += 1
+        except DataError:
+            return 0.0
+        return max((n for width, n in counts.items() if width > 1), default=0) / max(1, counts.total())
+
+    mark = max(",;\t", key=evenness)
+    return rows(mark), {",": "commas", ";": "semicolons", "\t": "tabs"}[mark]

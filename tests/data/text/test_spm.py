@@ -1,0 +1,234 @@
+"""SentencePiece models are read without the package, and part and number text exactly as it and Marian do."""
+
+import json
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from regard.data.text import EncodedPairs, TextLoader, Tokenizers, open_marian
+from regard.data.text.spm import Charsmap, _parse, read_spm, spm_engine
+from regard.errors import DataError, RegardError, RunError
+
+sentencepiece = pytest.importorskip("sentencepiece")
+
+ENGLISH = ["Two young, White males are outside near bushes.", "Several men in hard hats are operating a giant pulley."]
+GERMAN = ["Zwei junge weiße Männer sind im Freien in der Nähe.", "Mehrere Männer mit Schutzhelmen bedienen ein Gerät."]
+ODD = [
+    "", "   ", "Hello  world ", " ½ ﬁne ①  Ａ", "Ma\u0308nner und A\u030a", "\u1112\u1161\u11ab",
+    "e\u0301\u0323 q\u0307\u0323",
+    "tab\tnew\u202fspace\xa0x\u3000y", "</s> <s> <unk> <pad> a", "한국어 漢字 🍜🍜 x", "\u200bzero\u200dwidth\ufeff",
+    "ﷺ ㍿ … ª²³ ﬃ Ⅷ ℃ ㎏", "A\x00B\x07C\x7f", "👨‍👩‍👧 flag 🇩🇪", "ｶﾞ ﾊﾟ ไทย ำ नमस्ते", "▁x ▁▁y", "x\u0301" * 10,
+    "\r\n x", "a" * 300, "(80 %) – “no”",
+]  # fmt: skip
+
+
+def corpus(texts: list[str]) -> list[str]:
+    """These sentences and others of made-up words with their letters, so that there is something to learn."""
+    draw, parts = random.Random(0), [text[n : n + 2].strip() for text in texts for n in range(0, len(text), 2)]
+    words = ["".join(draw.choices(parts, k=draw.randint(1, 4))) for _ in range(300)]
+    return texts * 3 + [" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(300)]
+
+
+def train(path: Path, texts: list[str], **options) -> Path:
+    settings = {"vocab_size": 120, "model_type": "unigram", "character_coverage": 1.0, "minloglevel": 2}
+    settings |= {"hard_vocab_limit": "false"} if options.get("model_type") != "bpe" else {}
+    settings |= options
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus(texts)), model_prefix=str(path.with_suffix("")), **settings
+    )
+    return path.with_suffix(".model").rename(path)
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def folder(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files as an Opus-MT model has them: one vocabulary for both languages, with codes, padding last."""
+    folder = tmp_path_factory.mktemp("marian")
+    train(folder / "source.spm", ENGLISH, model_type=request.param)
+    train(folder / "target.spm", GERMAN, model_type=request.param)
+    pieces: dict[str, None] = dict.fromkeys(["</s>", "<unk>"])
+    for name in ("source.spm", "target.spm"):
+        pieces |= dict.fromkeys(read_spm(folder / name).pieces)
+    del pieces["<s>"]
+    names = [*list(pieces)[:-7], ">>deu<<", ">>fra<<", "<pad>"]  # a few pieces have no number
+    (folder / "vocab.json").write_text(json.dumps({name: n for n, name in enumerate(names)}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model_type": "bpe"},
+        {"normalization_rule_name": "identity"},
+        {"normalization_rule_name": "nmt_nfkc_cf"},
+        {"byte_fallback": True, "vocab_size": 400},
+        {"byte_fallback": True, "vocab_size": 400, "model_type": "bpe"},
+        {"add_dummy_prefix": False},
+        {"remove_extra_whitespaces": False},
+        {"user_defined_symbols": ["outs", "<x>", "ar", "er"]},
+        {"split_by_whitespace": False},
+    ],
+    ids=str,
+)
+def test_pieces_are_those_of_the_package(tmp_path, options):
+    path = train(tmp_path / "m.spm", ENGLISH, **options)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ours = read_spm(path)
+    assert ours.pieces == [theirs.id_to_piece(n) for n in range(len(theirs))]
+    texts = [*ENGLISH, *GERMAN, *ODD, *corpus(GERMAN)[-50:], "outside <x> outs", "hard hats are near several others"]
+    normal = [ours.normalise(text) for text in texts]
+    for text, near, one in zip(texts, normal, spm_engine(ours).encode_batch(normal), strict=True):
+        each = zip(one.ids, one.tokens, one.offsets, strict=True)
+        pieces = [near[a:b] if i == ours.unknown else token for i, token, (a, b) in each]
+        assert pieces == theirs.encode(text, out_type=str), text
+        assert one.ids == theirs.encode(text), text
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_numbers_are_marians(folder):
+    from transformers import MarianTokenizer
+
+    theirs = MarianTokenizer(
+        str(folder / "source.spm"), str(folder / "target.spm"), str(folder / "vocab.json"), source_lang="en"
+    )
+    ours = open_marian(folder)
+    assert ours.shared
+    assert (ours.source.pad, ours.source.start, ours.source.end, ours.source.unknown) == (
+        theirs.pad_token_id, theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id,
+    )  # fmt: skip
+    assert ours.source.size == theirs.vocab_size
+    assert ours.source.codes == (">>deu<<", ">>fra<<")
+    # Names of special tokens are text here; there, some of them are found in it.
+    texts = [text for text in [*ENGLISH, *GERMAN, *ODD, *corpus(ENGLISH)[-50:]] if "<" not in text and text.strip()]
+    texts += [">>deu<< Two men.", ">>fra<<Two men."]
+    assert ours.source.encode(texts, end=True) == theirs(texts)["input_ids"]
+    targets = [text for text in [*texts, *corpus(GERMAN)[-50:]] if ">>" not in text]
+    numbers = ours.target.encode(targets, end=True)
+    assert numbers == theirs(text_target=targets)["input_ids"]
+    seen = [row for row in numbers if ours.target.unknown not in row]
+    assert len(seen) > 20
+    for row in seen:
+        assert ours.target.decode(row) == theirs.decode(row, skip_special_tokens=True)
+
+
+def test_a_marian_vocabulary_is_a_tokenizer_like_any_other(folder, tmp_path):
+    made = open_marian(folder)
+    made.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["source.json", "target.json"]
+    loaded = Tokenizers.load(tmp_path)
+    assert loaded == made
+    assert loaded.source.encode(ENGLISH) == made.source.encode(ENGLISH)
+    text = "Two men."
+    ids = made.source.encode([f">>deu<< {text}"], end=True)[0]
+    pieces = made.source.pieces(ids)
+    assert pieces[0].text == ">>deu<<"
+    assert pieces[-1].text == "</s>"
+    assert "".join(p.text for p in pieces[1:-1]) == text.replace(" ", "")
+    assert all(p.text == text[p.start : p.end] for p in pieces[1:-1])
+    pairs = EncodedPairs(made, ENGLISH, GERMAN)
+    for batch in TextLoader(pairs, [0, 1], 400).epoch(0):
+        assert (batch.target[:, 0] == made.target.pad).all(), "Marian starts with padding"
+        assert batch.tokens == sum(len(row) for row in made.target.encode(GERMAN, end=True))
+
+
+def test_names_of_special_tokens_in_a_text_are_text(folder):
+    made = open_marian(folder)
+    ids = made.source.encode(["</s> <pad> >>fra<< a"])[0]
+    assert not {made.source.end, made.source.pad, made.source.vocabulary.index(">>fra<<")} & set(ids)
+
+
+def test_not_even_where_all_of_their_letters_are_unknown(folder, tmp_path):
+    """A run of unknown letters is looked up by name, as Marian does; the names of special tokens are not."""
+    train(tmp_path / "source.spm", ["오늘 날씨가 좋다", "그렇지 않은가"], vocab_size=40)
+    (tmp_path / "target.spm").write_bytes((folder / "target.spm").read_bytes())
+    (tmp_path / "vocab.json").write_bytes((folder / "vocab.json").read_bytes())
+    made = open_marian(tmp_path).source
+    assert made.encode(["날 </s> 날 ä"])[0].count(made.unknown) >= 3
+    assert made.end not in made.encode(["날 </s> 날 ä"])[0]
+    letter = next(name for name in made.vocabulary if len(name) == 1 and name.isalpha())
+    assert made.encode([letter])[0][-1] == made.vocabulary.index(letter)
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_other_kinds_are_refused(tmp_path, kind):
+    path = train(tmp_path / "m.spm", ENGLISH, model_type=kind, vocab_size=30)
+    with pytest.raises(DataError, match="other than unigram and BPE"):
+        read_spm(path)
+
+
+def test_missing_and_wrong_files_are_named(folder, tmp_path):
+    for name in ("source.spm", "vocab.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(DataError, match=r"target.spm missing"):
+        open_marian(tmp_path)
+    (tmp_path / "target.spm").write_bytes((folder / "target.spm").read_bytes())
+    good = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    for bad, words in (
+        ([1, 2], "no table"),
+        ({"a": "b"}, "no table"),
+        (good | {"</s>": 1}, "gaps, or one is given twice"),
+        ({name: n for n, name in enumerate(list(good)[:-1])}, "no <pad>"),
+    ):
+        (tmp_path / "vocab.json").write_text(json.dumps(bad))
+        with pytest.raises(DataError, match=words):
+            open_marian(tmp_path)
+    (tmp_path / "vocab.json").write_text("{")
+    with pytest.raises(RunError, match="not a JSON file"):
+        open_marian(tmp_path)
+
+
+def test_damaged_models_never_do_worse_than_an_error(folder, tmp_path):
+    """Cut off anywhere, or with bytes changed: an error of ours, or a model that parts text."""
+    whole, draw = (folder / "source.spm").read_bytes(), random.Random(1)
+    refused = 0
+    for trial in range(90):
+        data = bytearray(whole)
+        if trial % 3 == 0:
+            data = data[: draw.randrange(len(data))]
+        else:
+            ends = len(data) if trial % 3 == 1 else 4000  # pieces come first, and are few beside the characters
+            for _ in range(draw.choice([1, 3, 300])):
+                data[draw.randrange(ends)] = draw.randrange(256)
+        (tmp_path / "m.spm").write_bytes(bytes(data))
+        try:
+            model = read_spm(tmp_path / "m.spm")
+        except RegardError:
+            refused += 1
+            continue
+        engine = spm_engine(model)
+        for text in (*ENGLISH, *ODD):
+            engine.encode(model.normalise(text))
+    assert refused > 30
+
+
+def test_a_cut_is_noticed_at_every_byte_within_a_piece(folder):
+    whole = (folder / "source.spm").read_bytes()
+    noticed = 0
+    for end in range(100, 400):
+        try:
+            _parse(whole[:end])
+        except ValueError:
+            noticed += 1
+    assert noticed > 270, "but between pieces, where only their number is less"
+
+
+def test_a_hostile_table_of_characters_is_walked_within_bounds():
+    """Random units lead anywhere; whatever they say, a walk is as long as its text."""
+    draw = random.Random(0)
+    for trial in range(30):
+        units = [draw.getrandbits(32) & (0xFFFFFFFF if trial % 2 else 0x7FFFFDFF) for _ in range(300)]
+        table = Charsmap(struct.pack("<I", 1200) + struct.pack("<300I", *units) + b"ab\0c\0")
+        for text in ODD:
+            table.apply(text.encode()).decode()
+    for broken in (b"", b"\4\0\0", struct.pack("<I", 2**31), struct.pack("<I", 4) + b"\0\0\0\0\xff"):
+        with pytest.raises(ValueError, match=r"cut off|decode"):
+            Charsmap(broken)
+
+
+def test_a_large_file_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "m.spm").write_bytes(bytes(1000))
+    monkeypatch.setattr("regard.data.text.spm.MAX_BYTES", 999)
+    with pytest.raises(DataError, match="1,000 bytes; at most 999"):
+        read_spm(tmp_path / "m.spm")
