@@ -36,7 +36,7 @@ from regard.predictor import Predictor, build
 from regard.pretraining import Pretraining, finish_pretraining
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.report import write_probe
-from regard.runner import Plan, finish, fit, kept_splits, make_plan, open_folder, rehearse
+from regard.runner import ImagePlan, finish, fit, kept_splits, make_plan, open_folder, rehearse
 from regard.training import History, joined, load_state
 from regard.weights import (
     Checkpoint,
@@ -354,11 +354,11 @@ def _start(
     return run
 
 
-def _plan_of(config: RunConfig) -> type[Plan]:
-    return Plan if config.labelled else Pretraining
+def _plan_of(config: RunConfig) -> type[ImagePlan]:
+    return ImagePlan if config.labelled else Pretraining
 
 
-def _finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
+def _finish(run: Run, plan: ImagePlan, history: History, progress: Progress) -> None:
     if isinstance(plan, Pretraining):
         finish_pretraining(run, plan, history, progress)
     else:

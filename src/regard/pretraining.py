@@ -16,7 +16,7 @@ from regard.networks import Network
 from regard.networks.mae import MaskedAutoencoder
 from regard.networks.vit import ViT
 from regard.report import draw_reconstructions, write_report
-from regard.runner import Plan
+from regard.runner import ImagePlan
 from regard.tasks import Learning, MaskedPatches
 from regard.training import ALONE, History, World, load_state, save_state
 from regard.weights import Run, open_weights
@@ -25,7 +25,7 @@ _ENCODER = "encoder."
 _DECODER = "best-decoder"
 
 
-class Pretraining(Plan):
+class Pretraining(ImagePlan):
     """The whole autoencoder is trained; its checkpoints hold the encoder, and beside the best one lies its decoder."""
 
     @property

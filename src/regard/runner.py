@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -29,32 +30,25 @@ from regard.nn.lora import merged
 from regard.predictor import Predictor, build
 from regard.report import write_report
 from regard.tasks import Classification, Learning
-from regard.training import ALONE, History, State, Training, World, adapt, largest_batch, save_state
+from regard.training import ALONE, Feed, History, State, Training, World, adapt, largest_batch, save_state
 from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
 
 
 @dataclass
-class Plan:
-    """What a run is made of, before its first step."""
+class Plan(ABC):
+    """What a run is made of, before its first step, whatever it learns from."""
 
-    found: Scan
     config: RunConfig
     origins: dict[str, Origin]
     splits: list[str]
     note: str
     model: Network
     parameters: int
-    images: Images
-    preparation: Preparation
     start: Start | None
 
     @property
     def device(self) -> torch.device:
         return torch.device(self.config.device)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.found.source.classes
 
     @property
     def tested(self) -> str:
@@ -65,10 +59,69 @@ class Plan:
         """What the run is for: the network that its checkpoints hold."""
         return self.model
 
+    def part(self, name: str) -> list[int]:
+        return [number for number, its in enumerate(self.splits) if its == name]
+
+    def keep(self, run: Run, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the trained weights those that a checkpoint holds; what else is needed is written beside it."""
+        return merged(weights)
+
+    @property
+    @abstractmethod
+    def reads(self) -> str:
+        """What the network is given, in a few words."""
+
+    @abstractmethod
+    def key(self, number: int) -> str:
+        """What a sample is called."""
+
+    @abstractmethod
+    def task(self) -> Learning: ...
+
+    @abstractmethod
+    def feed(self, world: World) -> Feed:
+        """What training is fed with."""
+
+    @abstractmethod
+    def loader(self, part: str, world: World = ALONE) -> Any:
+        """Samples of one part as they are, for evaluation."""
+
+    @abstractmethod
+    def judge(self, model: nn.Module, validation: Any, tick: Callable[..., None], world: World) -> dict[str, float]:
+        """Validation figures: weights are kept by the highest accuracy, or if there is none by the lowest loss."""
+
+    @abstractmethod
+    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Checkpoint:
+        """What is kept of the network, with all that is needed to use it."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What a state needs beside tensors, to build the same network again."""
+
+
+@dataclass
+class ImagePlan(Plan):
+    """A run on images with labels."""
+
+    found: Scan
+    images: Images
+    preparation: Preparation
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.found.source.classes
+
+    @property
+    def reads(self) -> str:
+        return f"input {self.images.size}"
+
     @staticmethod
     def assemble(network: Network, config: RunConfig) -> Network:
         """What is trained, made of that network."""
         return network
+
+    def key(self, number: int) -> str:
+        return self.found.source.samples[number].key
 
     def task(self) -> Learning:
         return Classification(self.config.smoothing, self.config.loss)
@@ -76,20 +129,22 @@ class Plan:
     def augmenter(self, augment: Augment) -> Augmenter:
         return Augmenter(augment, self.config.seed, self.preparation.mean, self.preparation.std, len(self.classes))
 
-    def judge(self, model: nn.Module, validation: Loader, tick: Callable[..., None], world: World) -> dict[str, float]:
-        """Validation figures: weights are kept by the highest accuracy, or if there is none by the lowest loss."""
-        task = Classification(self.config.smoothing)
-        return quick_figures(model, task, validation, self.preparation, self.device, tick, world.sums)
-
-    def keep(self, run: Run, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of the trained weights those that a checkpoint holds; what else is needed is written beside it."""
-        return merged(weights)
-
-    def part(self, name: str) -> list[int]:
-        return [number for number, its in enumerate(self.splits) if its == name]
+    def feed(self, world: World) -> Feed:
+        config = self.config
+        varied = Images(self.found, self.images.size, self.images.channels, crop=config.crop, seed=config.seed)
+        augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
+        loader = Loader(
+            varied,
+            self.part("train"),
+            config.images_a_step,
+            shuffle=config.seed,
+            workers=config.workers or 0,
+            rank=world.rank,
+            ranks=world.size,
+        )
+        return ImageFeed(loader, self.augmenter(augment), self.device)
 
     def loader(self, part: str, world: World = ALONE) -> Loader:
-        """Images of one part as they are, for evaluation."""
         return Loader(
             self.images,
             self.part(part),
@@ -99,18 +154,29 @@ class Plan:
             ranks=world.size,
         )
 
+    def judge(self, model: nn.Module, validation: Loader, tick: Callable[..., None], world: World) -> dict[str, float]:
+        task = Classification(self.config.smoothing)
+        return quick_figures(model, task, validation, self.preparation, self.device, tick, world.sums)
+
+    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Checkpoint:
+        network = to_dict(self.network.config)
+        return Checkpoint(self.config.model, network, self.classes, self.preparation, progress, weights)
+
+    def about(self) -> dict[str, Any]:
+        return {"model": to_dict(self.network.config), "preparation": asdict(self.preparation)}
+
 
 def make_plan(
     found: Scan,
     config: RunConfig,
     origins: dict[str, Origin],
     progress: Progress,
-    kind: type[Plan] = Plan,
+    kind: type[ImagePlan] = ImagePlan,
     *,
     start: Start | None = None,
     splits: list[str] | None = None,
     state: State | None = None,
-) -> Plan:
+) -> ImagePlan:
     """Everything but the run folder. `start` are weights to begin with; `splits` and `state` are a running run's."""
     note, device = "as they were", torch.device(config.device)
     torch.manual_seed(config.seed)
@@ -138,7 +204,7 @@ def make_plan(
     else:
         train = [number for number, its in enumerate(splits) if its == "train"]
         preparation = Preparation(size, channels, *statistics(images, train))
-    return kind(found, config, origins, splits, note, model, parameters, images, preparation, start)
+    return kind(config, origins, splits, note, model, parameters, start, found, images, preparation)
 
 
 def _in_steps(
@@ -171,13 +237,19 @@ def _starting_model(
     return build(start.with_rates(config))
 
 
-def open_folder(plan: Plan, data: str, command: str, environment: dict[str, Any], progress: Progress) -> Run:
-    """The run folder, with all that is known before training."""
-    found, source, config = plan.found, plan.found.source, plan.config
-    run = Run.create(Path(config.out or "runs/run"))
-    run.write_config(data, config, plan.origins)
+def begin_folder(plan: Plan, data: str, command: str, environment: dict[str, Any]) -> Run:
+    """The run folder, with what is known of any run."""
+    run = Run.create(Path(plan.config.out or "runs/run"))
+    run.write_config(data, plan.config, plan.origins)
     write_text(run.path / "command.txt", command + "\n")
     run.write_json("environment.json", environment)
+    return run
+
+
+def open_folder(plan: ImagePlan, data: str, command: str, environment: dict[str, Any], progress: Progress) -> Run:
+    """The run folder, with all that is known before training."""
+    found, source, config = plan.found, plan.found.source, plan.config
+    run = begin_folder(plan, data, command, environment)
     for count, what in (
         (len(found.unreadable), "images cannot be read and are left"),
         (len(found.crossing(plan.splits)), "images stand"),
@@ -223,54 +295,29 @@ class Folder:
         plan, config = self.plan, self.plan.config
         self.run.write_rows("metrics.csv", history.rows)
         row = (history.best or {}) if name == "best" else history.rows[-1]
-        kept = plan.keep(self.run, name, weights)
-        about = Checkpoint(config.model, to_dict(plan.network.config), plan.classes, plan.preparation, row, kept)
-        save_checkpoint(self.run.checkpoint(name), about)
+        save_checkpoint(self.run.checkpoint(name), plan.checkpoint(row, plan.keep(self.run, name, weights)))
         for old in sorted(self.run.checkpoint("best").parent.glob("epoch-*.safetensors"))[: -config.keep or None]:
             old.unlink(missing_ok=True)
 
     def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        plan = self.plan
-        about = about | {"model": to_dict(plan.network.config), "preparation": asdict(plan.preparation)}
-        sharded = plan.config.shard and self.world.size > 1
-        save_state(self.run.checkpoint("state"), tensors, about, self.world, sharded)
+        sharded = self.plan.config.shard and self.world.size > 1
+        save_state(self.run.checkpoint("state"), tensors, about | self.plan.about(), self.world, sharded)
 
     def trouble(self, history: History, numbers: list[int], what: str) -> None:
-        path, samples = self.run.path / "trouble.json", self.plan.found.source.samples
+        path = self.run.path / "trouble.json"
         before = self.run.read_json("trouble.json") if path.exists() else []
-        names = [samples[n].key for n in numbers]
+        names = [self.plan.key(n) for n in numbers]
         if self.world.first:
             entry = {"epoch": history.epoch, "update": history.updates, "what": what, "images": names}
             self.run.write_json("trouble.json", [*before, entry])
 
 
-def make_training(plan: Plan, validation: Loader, shelf: Any, progress: Progress, world: World) -> Training:
-    config, device = plan.config, plan.device
-    varied = Images(plan.found, plan.images.size, plan.images.channels, crop=config.crop, seed=config.seed)
-    augment = Augment(**{f.name: getattr(config, f.name) for f in fields(Augment)})
-    loader = Loader(
-        varied,
-        plan.part("train"),
-        config.images_a_step,
-        shuffle=config.seed,
-        workers=config.workers or 0,
-        rank=world.rank,
-        ranks=world.size,
-    )
-
+def make_training(plan: Plan, validation: Any, shelf: Any, progress: Progress, world: World) -> Training:
     def evaluate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
         return plan.judge(model, validation, tick, world)
 
     return Training(
-        plan.model,
-        plan.task(),
-        ImageFeed(loader, plan.augmenter(augment), device),
-        config,
-        device,
-        evaluate,
-        shelf,
-        progress,
-        world,
+        plan.model, plan.task(), plan.feed(world), plan.config, plan.device, evaluate, shelf, progress, world
     )
 
 
@@ -280,7 +327,7 @@ def fit(run: Run, plan: Plan, progress: Progress, world: World, state: State | N
     some = "" if trained == plan.parameters else f", {trained:,} trained"
     many = f" and {world.size - 1} more processes" if world.size > 1 else ""
     progress.say(
-        f"{plan.config.model}: {plan.parameters:,} parameters{some}, input {plan.images.size}, on {plan.device}{many}; "
+        f"{plan.config.model}: {plan.parameters:,} parameters{some}, {plan.reads}, on {plan.device}{many}; "
         f"run folder {run.path}"
     )
     validation = plan.loader("val", world)
@@ -296,7 +343,7 @@ def fit(run: Run, plan: Plan, progress: Progress, world: World, state: State | N
         validation.close()
 
 
-def finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
+def finish(run: Run, plan: ImagePlan, history: History, progress: Progress) -> None:
     """Test the best weights once, explain some of what they do, and write the report."""
     config, source = plan.config, plan.found.source
     checkpoint, _ = open_weights(run.path)
@@ -318,7 +365,7 @@ def finish(run: Run, plan: Plan, history: History, progress: Progress) -> None:
     write_report(run)
 
 
-def rehearse(plan: Plan, progress: Progress) -> str:
+def rehearse(plan: ImagePlan, progress: Progress) -> str:
     """One step to see that all works, one to time it, one batch of validation; then what the run would take."""
 
     class Nowhere:
