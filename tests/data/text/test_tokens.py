@@ -42,6 +42,11 @@ def test_bpe_knows_every_text():
         assert tokenizer.unknown not in ids
 
 
+def test_half_a_character_is_an_error_that_says_which_text(tokenizer):
+    with pytest.raises(DataError, match="text 2 is not Unicode"):
+        tokenizer.encode(["fine", "caf\udce9"])
+
+
 def test_wordpiece_says_what_it_does_not_know():
     tokenizer = train_tokenizer(["a few letters"], 60, "wordpiece")
     ids = tokenizer.encode(["a 한국 letter"])[0]

@@ -196,15 +196,15 @@ def spm_engine(spm: Spm) -> Any:
     # What never stands for text has a name that no text has.
     silent = (_UNKNOWN, _CONTROL, _UNUSED)
     names = [f"\uffff{n}" if k in silent else p for n, (p, k) in enumerate(zip(spm.pieces, spm.kinds, strict=True))]
-    model: Any
-    if spm.algorithm == "unigram":
-        model = models.Unigram(list(zip(names, spm.scores, strict=True)), spm.unknown, spm.byte_fallback)
-    else:
+    try:
+        if spm.algorithm == "unigram":
+            scored = list(zip(names, spm.scores, strict=True))
+            return Tokenizer(models.Unigram(scored, spm.unknown, spm.byte_fallback))
         numbers = {piece: n for n, piece in enumerate(names)}
-        model = models.BPE(
-            numbers, _merges(spm, numbers), unk_token=names[spm.unknown], fuse_unk=True, byte_fallback=spm.byte_fallback
-        )
-    return Tokenizer(model)
+        merges, unknown = _merges(spm, numbers), names[spm.unknown]
+        return Tokenizer(models.BPE(numbers, merges, unk_token=unknown, fuse_unk=True, byte_fallback=spm.byte_fallback))
+    except Exception as error:  # the library's own errors have no class of their own
+        raise ValueError(f"the pieces cannot be used: {error}") from None
 
 
 def _merges(spm: Spm, numbers: dict[str, int]) -> list[tuple[str, str]]:

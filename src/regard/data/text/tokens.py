@@ -36,6 +36,7 @@ UNKNOWN = " ⁇".encode()
 """What an unknown token is read as."""
 
 _MAX_FILE = 2**27
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what bytes that are no UTF-8 become on a command line
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 
 
@@ -81,6 +82,9 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], *, start: bool = False, end: bool = False) -> list[list[int]]:
         """The tokens of each text, with the special tokens that mark its start and end where asked for."""
+        for number, text in enumerate(texts):
+            if not text.isascii() and _SURROGATE.search(text):
+                raise DataError(f"text {number + 1} is not Unicode: half of a pair of surrogates", do="give UTF-8")
         bodies, heads = list(texts), [[self.start] if start else [] for _ in texts]
         for n, text in enumerate(bodies) if self.codes else ():
             if found := self._code.match(text):
