@@ -6,22 +6,26 @@ The names below are loaded when first used, so importing the package does not im
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.version import __version__
+
 if TYPE_CHECKING:
-    from regard.api import create, demo, evaluate, load, models, pretrain, probe, resume, save, train
+    from regard.api import compare, create, demo, evaluate, load, models, pretrain, probe, resume, save, train
     from regard.errors import RegardError
     from regard.geometry import TokenMap
+    from regard.interpreter import Interpreter
     from regard.nn import attend, capture
     from regard.predictor import Predictor
     from regard.scaling import train_on_ray
 
-__version__ = "0.1.0"
 
 _HOME = {
+    "Interpreter": "regard.interpreter",
     "Predictor": "regard.predictor",
     "RegardError": "regard.errors",
     "TokenMap": "regard.geometry",
     "attend": "regard.nn",
     "capture": "regard.nn",
+    "compare": "regard.api",
     "create": "regard.api",
     "demo": "regard.api",
     "evaluate": "regard.api",
@@ -36,12 +40,14 @@ _HOME = {
 }
 
 __all__ = [
+    "Interpreter",
     "Predictor",
     "RegardError",
     "TokenMap",
     "__version__",
     "attend",
     "capture",
+    "compare",
     "create",
     "demo",
     "evaluate",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,15 +10,18 @@ from typing import Any
 
 import torch
 
-from regard import __version__, registry
+from regard import registry
 from regard.config import CONFIGS, PretrainConfig, RunConfig, change, to_dict
+from regard.config_text import TranslateConfig
 from regard.console import Progress
 from regard.data import Images, Loader, Preparation, Scan, open_source, scan
+from regard.data.text import Corpus
 from regard.errors import ConfigError, DataError, did_you_mean
 from regard.evaluation import (
     Evaluation,
     Parts,
     Probe,
+    TranslationEvaluation,
     check_probes,
     choose_samples,
     features_of,
@@ -31,13 +32,25 @@ from regard.evaluation import (
 )
 from regard.evaluation import evaluate as run_evaluation
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
+from regard.interpreter import Interpreter
+from regard.metrics import Comparison
 from regard.networks import Network
 from regard.predictor import Predictor, build
 from regard.pretraining import Pretraining, finish_pretraining
 from regard.recipes.settle import check_settings, pick_device, settle
+from regard.recipes.translation import check_text_settings
 from regard.report import write_probe
-from regard.runner import ImagePlan, finish, fit, kept_splits, make_plan, open_folder, rehearse
+from regard.runner import ImagePlan, environment, finish, fit, kept_splits, make_plan, open_folder, rehearse
 from regard.training import History, joined, load_state
+from regard.translating import (
+    compare_text,
+    evaluate_text,
+    holds_text,
+    is_text,
+    open_text_data,
+    resume_text,
+    train_text,
+)
 from regard.weights import (
     Checkpoint,
     Run,
@@ -47,6 +60,7 @@ from regard.weights import (
     open_start,
     open_weights,
     save_checkpoint,
+    translates,
     write_text,
 )
 
@@ -108,11 +122,23 @@ def create(
     return model
 
 
-def load(path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None) -> Predictor:
-    """A predictor from a run folder (its best weights) or from a weights file; on a GPU if there is one.
+def load(
+    path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None
+) -> Predictor | Interpreter:
+    """What predicts, from a run folder (its best weights) or from a weights file; on a GPU if there is one.
 
-    `heads` is for files that do not say how many they have.
+    Of a translator, also of a folder with an Opus-MT model, an `Interpreter`; of others a `Predictor`. `heads` is for
+    files that do not say how many they have.
     """
+    if is_marian(path) or translates(path):
+        return Interpreter.open(path, torch.device(pick_device(device)))
+    return load_images(path, device, quiet, heads)
+
+
+def load_images(path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None) -> Predictor:
+    """`load`, for what looks at images."""
+    if is_marian(path) or translates(path):
+        raise ConfigError("this is a translator: it reads sentences, not images", where=path)
     given: dict[str, Any] = {} if heads is None else {"heads": heads}
     checkpoint, report = open_weights(path, **given)
     for line in report.lines() if report.format != "regard" or report.untrained else ():
@@ -151,9 +177,9 @@ def save(
     return path
 
 
-def check(data: str | Path, quiet: bool = False) -> Scan:
-    """Read every sample once and say what is there."""
-    return _scan(data, Progress(quiet))
+def check(data: str | Path, quiet: bool = False) -> Scan | Corpus:
+    """Read every sample once and say what is there; of parallel text, every pair of sentences."""
+    return open_text_data(data, {}) if holds_text(data) else _scan(data, Progress(quiet))
 
 
 def _scan(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
@@ -168,13 +194,16 @@ def _scan(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
 
 def evaluate(
     run: str | Path, data: str | Path, *, split: str | None = None, batch: int = 64, quiet: bool = False
-) -> Evaluation:
+) -> Evaluation | TranslationEvaluation:
     """Figures of a trained model on data.
 
     Which images: those of `split`, or "all". If not said, the test split if the data has one, else
     everything, but never an image that the run trained on or chose its weights by (known by its pixels).
     """
-    predictor, progress = load(run), Progress(quiet)
+    loaded, progress = load(run), Progress(quiet)
+    if isinstance(loaded, Interpreter):
+        return evaluate_text(loaded, data, split, progress)
+    predictor = loaded
     predictor.require_classes()
     found = _scan(data, progress)
     found.require_readable()
@@ -200,6 +229,16 @@ def evaluate(
             predictor.device,
             tick,
         )
+
+
+def compare(first: str | Path, *others: str | Path) -> dict[str, dict[str, Comparison]]:
+    """Whether other runs translate better than a first one: paired tests on the sentences that all were tested on.
+
+    By run: BLEU's and chrF's difference with a 95 % interval, and how likely one as large is by chance.
+    """
+    if not others:
+        raise ConfigError("there is nothing to compare with", do="give two runs or more")
+    return {str(other): compare_text(Run.open(first), Run.open(other)) for other in others}
 
 
 def probe(
@@ -258,9 +297,10 @@ def probe(
 
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     """The whole way on embedded data: train, evaluate, explain, report."""
-    if name != "digits":
-        raise DataError(f"there is no demo called {name!r}", do="there is one so far: digits")
-    return train("digits", quiet=quiet, **settings)
+    data = {"digits": "digits", "translate": "dates"}
+    if name not in data:
+        raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, data))
+    return train(data[name], quiet=quiet, **settings)
 
 
 def train(
@@ -286,13 +326,15 @@ def train(
     """
     if seeds != 1:
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-        check_settings(settings)
+        (check_text_settings if is_text(data, settings) else check_settings)(settings)
 
         def once(seed: int, out: str) -> Run:
             mine = settings | {"seed": seed, "out": out}
             return train(data, quiet=quiet, command=command, resume=True, **mine)
 
         return repeat(once, str(data), settings, seeds, Progress(quiet))
+    if is_text(data, settings):
+        return train_text(data, settings, quiet, command, resume, dry_run)
     return _start("train", RunConfig, data, settings, quiet, command, resume, dry_run)
 
 
@@ -346,7 +388,7 @@ def _start(
         run = Run(Path(config.out or "").expanduser())
         if world.first:
             command = command or f"regard.{name}({str(data)!r}, **{settings!r})"
-            run = open_folder(plan, str(data), command, _environment(plan.device), progress)
+            run = open_folder(plan, str(data), command, environment(plan.device), progress)
         world.wait()
         history = fit(run, plan, progress, world)
     if world.first:
@@ -386,6 +428,8 @@ def resume(
     opened = Run.open(run)
     stored, config, origins = opened.read_config()
     config = change(config, changes)
+    if isinstance(config, TranslateConfig):
+        return resume_text(opened, stored if data is None else data, config, origins, changes, quiet, command)
     with joined(torch.device(pick_device(config.device)), config.timeout) as world:
         progress = Progress(quiet or not world.first)
         if (opened.path / "summary.json").is_file() and (opened.path / "report.html").is_file():
@@ -407,16 +451,3 @@ def resume(
 
 
 go_on = resume  # for `train`, whose keyword has the same name
-
-
-def _environment(device: torch.device) -> dict[str, Any]:
-    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "regard": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": str(device),
-        "accelerator": accelerator,
-        "threads": torch.get_num_threads(),
-    }

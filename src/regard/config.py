@@ -228,6 +228,7 @@ class RunConfig:
     """Everything that decides a training run. The command line's flags and the API's keywords are these."""
 
     labelled: ClassVar[bool] = True
+    text: ClassVar[bool] = False
 
     model: str = "vit_s16"
     """Name of the model; `regard models` lists them. Like other defaults here, a recipe may set another."""

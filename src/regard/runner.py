@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import platform
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,7 +33,8 @@ from regard.predictor import Predictor, build
 from regard.report import write_report
 from regard.tasks import Classification, Learning
 from regard.training import ALONE, Feed, History, State, Training, World, adapt, largest_batch, save_state
-from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
+from regard.version import __version__
+from regard.weights import Checkpoint, Kept, Run, Start, open_weights, save_checkpoint, write_text
 
 
 @dataclass
@@ -91,7 +94,7 @@ class Plan(ABC):
         """Validation figures: weights are kept by the highest accuracy, or if there is none by the lowest loss."""
 
     @abstractmethod
-    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Checkpoint:
+    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Kept:
         """What is kept of the network, with all that is needed to use it."""
 
     @abstractmethod
@@ -235,6 +238,20 @@ def _starting_model(
     for line in start.report.lines():
         progress.say(line)
     return build(start.with_rates(config))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """On what a run was made."""
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "regard": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "accelerator": accelerator,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def begin_folder(plan: Plan, data: str, command: str, environment: dict[str, Any]) -> Run:

@@ -10,12 +10,13 @@ import tyro
 
 from regard.cli.making import Check, Demo, Pretrain, Resume, StudyCommand, Train, spelt
 from regard.cli.using import Convert, Eval, Explain, Inspect, Models, Predict, Probe, Report
+from regard.cli.words import Compare
 from regard.errors import ConfigError, RegardError, did_you_mean
 
 COMMANDS: dict[str, type] = {
     "demo": Demo, "check": Check, "train": Train, "pretrain": Pretrain, "resume": Resume, "eval": Eval,
     "probe": Probe, "predict": Predict, "explain": Explain, "inspect": Inspect, "report": Report,
-    "convert": Convert, "study": StudyCommand, "models": Models,
+    "convert": Convert, "compare": Compare, "study": StudyCommand, "models": Models,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from regard.config import PretrainConfig, RunConfig
+from regard.config_text import TranslateConfig
 from regard.console import columns
 from regard.errors import ConfigError
 
@@ -22,7 +23,7 @@ class Demo:
     """The whole way on embedded data: train, evaluate, explain, report. No download."""
 
     name: Positional[str] = "digits"
-    """Which demo: digits."""
+    """Which demo: digits or translate."""
     out: str | None = None
     """Run folder to make."""
     epochs: int | None = None
@@ -44,14 +45,18 @@ class Check:
     """Read every image of a data set and say what is there, and what is wrong with it."""
 
     data: Positional[str]
-    """A folder, .csv, .tsv, .npz, or digits."""
+    """A folder, .csv, .tsv, .npz or digits; a folder of parallel text, or dates."""
 
     def run(self) -> None:
         from regard import api
+        from regard.data import Scan
 
         found = api.check(self.data)
         print(found.describe())
-        found.require_readable()
+        if isinstance(found, Scan):
+            found.require_readable()
+        else:
+            found.require_sound()
 
 
 @dataclass
@@ -59,8 +64,9 @@ class Train:
     """Train a model and write a run folder with figures, explanations and a report."""
 
     data: Positional[str]
-    """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits."""
-    settings: OmitArgPrefixes[RunConfig]
+    """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits; for translation a
+    folder with files such as train.en and train.de, a table of two columns, or dates."""
+    settings: OmitArgPrefixes[TranslateConfig]
     resume: bool = False
     """If --out already holds a run, go on with it."""
     dry_run: bool = False
@@ -204,8 +210,9 @@ def _tell_run(run: Any) -> None:
     if os.environ.get("RANK", "0") != "0":
         return  # of several processes, the first one speaks
     figures = run.read_json("summary.json")["figures"]
-    name = "accuracy" if "accuracy" in figures else "reconstruction_loss"
-    figure = figures[name]
-    print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
-          f"(95 % interval {figure['low']:.4f} to {figure['high']:.4f}, n={figure['n']})")  # fmt: skip
+    names = [name for name in ("accuracy", "reconstruction_loss", "bleu", "exact_match") if name in figures]
+    for name in names:
+        figure = figures[name]
+        print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
+              f"(95 % interval {figure['low']:.4f} to {figure['high']:.4f}, n={figure['n']})")  # fmt: skip
     print(run.path / "report.html")

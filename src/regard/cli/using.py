@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from regard.cli.making import Quiet
+from regard.cli.words import translate
 from regard.console import Progress, columns
 from regard.errors import ConfigError, DataError, RegardError
 
@@ -22,14 +23,16 @@ class Eval:
     """Run folder or checkpoint file."""
     data: Positional[str]
     """Data with labels."""
-    split: Literal["train", "val", "test", "all"] | None = None
-    """Which images. Default: the test split if the data has one, else all that the run never trained on."""
+    split: str | None = None
+    """Which samples: train, val, test, all, or a test set's name. Default: the test split if the data has one, else all
+    that the run never trained on."""
     out: str | None = None
     """Write figures, per-class table and confusion matrix to this .json."""
     quiet: Quiet = False
 
     def run(self) -> None:
         from regard import api
+        from regard.evaluation import Evaluation
         from regard.weights import to_json, write_text
 
         result = api.evaluate(self.run_folder, self.data, split=self.split, quiet=self.quiet)
@@ -38,6 +41,9 @@ class Eval:
         print(columns(("figure", "value", "95 % interval", "n"), [
             (name, f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}") for name, f in result.figures.items()
         ]))  # fmt: skip
+        if not isinstance(result, Evaluation):
+            print(result.signatures["bleu"])
+            return
         print()
         measures = ("recall", "precision", "auroc")
         print(columns(("class", "n", *measures), [
@@ -99,26 +105,34 @@ class Probe:
 
 @dataclass
 class Predict:
-    """Label images."""
+    """Label images, or translate sentences."""
 
     run_folder: Positional[str]
-    """Run folder or checkpoint file."""
+    """Run folder or checkpoint file; for translation also the folder of an Opus-MT model."""
     inputs: Positional[tuple[str, ...]]
-    """Files, folders or globs."""
+    """Files, folders or globs; for translation sentences, text files with one a line, or - for what is piped in."""
     out: str | None = None
     """Write a .csv or .json here instead of a table to the screen."""
     top: int = 3
     """Classes to show for each image."""
+    best: int = 1
+    """Translations to show for each sentence."""
+    beams: int = 4
+    """Sentences that the search for a translation goes on with."""
 
     def run(self) -> None:
         from regard import api
         from regard.data import find_images
+        from regard.interpreter import Interpreter
         from regard.tasks import check_ending, save_predictions
 
         if self.out:
             check_ending(Path(self.out))
+        loaded = api.load(self.run_folder)
+        if isinstance(loaded, Interpreter):
+            return translate(loaded, self.inputs, self.out, self.best, self.beams)
         failed: list[DataError] = []
-        answers = list(api.load(self.run_folder).predict_many(find_images(self.inputs), failed=failed))
+        answers = list(loaded.predict_many(find_images(self.inputs), failed=failed))
         if self.out and answers:
             print(save_predictions(answers, Path(self.out)))
         elif answers:
@@ -173,7 +187,7 @@ class Explain:
         options = {name: value for name, value in options.items() if value is not None}
         if not self.identity:
             options["identity"] = False
-        predictor, made, failed, paths = api.load(self.run_folder), [], [], find_images(self.inputs)
+        predictor, made, failed, paths = api.load_images(self.run_folder), [], [], find_images(self.inputs)
         with Progress(self.quiet).bar("explaining", len(paths)) as tick:
             for number, path in enumerate(paths, start=1):
                 try:
@@ -221,7 +235,7 @@ class Inspect:
         from regard.explain.inspection import own_pictures
 
         check_ending(Path(self.out))
-        predictor, images = api.load(self.run_folder), find_images(self.inputs) if self.inputs else []
+        predictor, images = api.load_images(self.run_folder), find_images(self.inputs) if self.inputs else []
         if not self.inputs:
             try:
                 images = own_pictures(self.run_folder, predictor.preparation)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from regard.data.augment import Augmenter
-from regard.data.loader import Batch, Loader
+from regard.data.loader import Loader
+from regard.data.text import TextLoader
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
 
 Portion: TypeAlias = tuple[tuple[Tensor, Tensor, float], list[int], int]
 """Inputs, targets and share of a batch that processes divide; which samples these are; how many the whole batch has."""
 
-Waited: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
+Waited: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """The same batches, with the time counted in which there was none."""
 
 
@@ -48,6 +49,28 @@ class ImageFeed:
             for x, own, numbers, (_, share) in zip(*parts, strict=True):
                 yield (*augment.mix(x, own, number, step), share), numbers.tolist(), min(loader.batch, left)
                 step, left = step + 1, left - loader.batch
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+class TextFeed:
+    """Sentence pairs of a loader, in its few shapes: the inputs are sources, the targets whole target sentences."""
+
+    def __init__(self, loader: TextLoader, device: torch.device):
+        self.loader, self.device = loader, device
+        self.rows: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self, number: int, start: int, waited: Waited) -> Iterator[Portion]:
+        """The epoch's batches from pair `start` on."""
+        padding = self.loader.pairs.tokenizers.target.pad
+        for batch in waited(self.loader.epoch(number, start)):
+            share = 1.0 if self.loader.ranks == 1 else int((batch.target[:, 1:] != padding).sum()) / batch.tokens
+            source, target = (words.to(self.device, non_blocking=True) for words in (batch.source, batch.target))
+            yield (source, target, share), batch.numbers[batch.numbers >= 0].tolist(), batch.pairs
 
     def close(self) -> None:
         self.loader.close()

@@ -4,6 +4,12 @@ from regard.evaluation.classify import Evaluation, evaluate, features_of, predic
 from regard.evaluation.probe import Parts, Probe, check_probes, run_probes
 from regard.evaluation.reconstruct import Reconstruction, mean_loss, reconstruct, reconstruction_losses
 from regard.evaluation.seeds import repeat, table
+from regard.evaluation.translate import (
+    TranslationEvaluation,
+    evaluate_translator,
+    likelihoods,
+    translate_all,
+)
 from regard.evaluation.unseen import choose_samples, probe_parts, seen_samples
 
 __all__ = [
@@ -11,10 +17,13 @@ __all__ = [
     "Parts",
     "Probe",
     "Reconstruction",
+    "TranslationEvaluation",
     "check_probes",
     "choose_samples",
     "evaluate",
+    "evaluate_translator",
     "features_of",
+    "likelihoods",
     "mean_loss",
     "predict_loader",
     "probe_parts",
@@ -25,4 +34,5 @@ __all__ = [
     "run_probes",
     "seen_samples",
     "table",
+    "translate_all",
 ]

@@ -38,7 +38,7 @@ def check_settings(settings: dict[str, Any], kind: type[RunConfig] = RunConfig) 
     if settings.get("steps") is not None and settings.get("epochs") is not None:
         raise ConfigError("both steps and epochs are given", do="give one of them")
     pick_device(config.device)
-    _check(config)
+    check_values(config)
     if config.weights and not (file := find_file(config.weights)).is_file():
         raise RunError("there are no such weights", where=file, do="give --from a file of weights, or a run")
 
@@ -75,7 +75,7 @@ def settle(
         if getattr(config, name) in (None, "auto"):
             config = change(config, {name: value})
             origins[name] = "auto"
-    _check(config)
+    check_values(config)
     return config, origins
 
 
@@ -154,7 +154,7 @@ def _from_data(config: RunConfig, scan: Scan) -> dict[str, Any]:
         "precision": "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32",
         "compile": gpu and not config.checkpointing and not config.shard,
         "workers": 0 if in_memory else workers,
-        "out": _free_folder(f"runs/{scan.source.name}-{config.model}{'' if config.labelled else '-pretrained'}"),
+        "out": free_folder(f"runs/{scan.source.name}-{config.model}{'' if config.labelled else '-pretrained'}"),
     }
 
 
@@ -171,7 +171,7 @@ def pick_device(wish: str) -> str:
     return wish
 
 
-def _free_folder(wish: str) -> str:
+def free_folder(wish: str) -> str:
     """`wish`, or `wish-2`, `wish-3`, … if that is taken."""
     path, number = wish, 1
     while os.path.exists(path):
@@ -202,7 +202,7 @@ _BELOW = {
 }
 
 
-def _check(config: RunConfig) -> None:
+def check_values(config: RunConfig) -> None:
     """Values of the right type that still make no sense."""
     for name, least in _AT_LEAST.items():
         if (value := getattr(config, name)) not in (None, "auto") and value < least:

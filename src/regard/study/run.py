@@ -38,6 +38,8 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
         raise ConfigError(f"jobs={jobs}: at least one run is made at a time")
     progress, failed = Progress(quiet), dict[str, str]()
     found = api.check(study.data, quiet=quiet)
+    if not isinstance(found, Scan):
+        raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
     found.require_readable()
     study = _settled(study, found)
     _keep_plan(study, found)

@@ -2,7 +2,9 @@
 
 from regard.tasks.classification import Classification, Learning, Prediction, Task, check_ending, save_predictions
 from regard.tasks.masking import MaskedPatches
+from regard.tasks.translation import NextWord, Translated
 
 __all__ = [
-    "Classification", "Learning", "MaskedPatches", "Prediction", "Task", "check_ending", "save_predictions",
+    "Classification", "Learning", "MaskedPatches", "NextWord", "Prediction", "Task", "Translated", "check_ending",
+    "save_predictions",
 ]  # fmt: skip

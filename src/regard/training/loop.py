@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from regard.config import RunConfig
 from regard.console import Progress
-from regard.data import Batch
 from regard.data.feed import Portion, Waited
 from regard.errors import DivergedError
 from regard.networks import Network
@@ -158,7 +157,7 @@ class Training:
         """The batches of this epoch that are left."""
         return self.feed.epoch(self.history.epoch, self.history.samples, self._waited)
 
-    def _waited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _waited(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same, with the time counted in which nothing could be done for want of data.
 
         A GPU that still works on earlier steps is not kept waiting, however long this process is.

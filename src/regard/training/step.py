@@ -77,7 +77,7 @@ class Step:
         total = torch.zeros((), device=self.device)
         for number, (x, targets, share) in enumerate(parts, start=1):
             pieces = list(zip(x.chunk(self.pieces), targets.chunk(self.pieces), strict=True))
-            amounts = [self.task.amount(wanted) for _, wanted in pieces]
+            amounts = [self.task.amount(wanted) for _, wanted in pieces] if len(pieces) > 1 else [1]
             for place, (some, wanted) in enumerate(pieces, start=1):
                 weight = share * amounts[place - 1] / sum(amounts)
                 with unsynced(self.spread, number == len(parts) and place == len(pieces)):

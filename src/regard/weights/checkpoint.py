@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -32,6 +32,25 @@ class Checkpoint:
     progress: dict[str, Any] = field(default_factory=dict)
     """Epoch, step and validation figures when it was written."""
     weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def about(self) -> dict[str, Any]:
+        """All but the weights, as the header of a file says it."""
+        return {
+            "model": self.model,
+            "config": self.config,
+            "classes": list(self.classes),
+            "preparation": asdict(self.preparation),
+            "progress": self.progress,
+        }
+
+
+class Kept(Protocol):
+    """What can be written as one file: weights, and words about them."""
+
+    @property
+    def weights(self) -> dict[str, Tensor]: ...
+
+    def about(self) -> dict[str, Any]: ...
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
@@ -60,18 +79,11 @@ def _umask() -> int:
     return mask
 
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+def save_checkpoint(path: Path, checkpoint: Kept) -> None:
     from safetensors.torch import save_file
 
-    about = {
-        "model": checkpoint.model,
-        "config": checkpoint.config,
-        "classes": list(checkpoint.classes),
-        "preparation": asdict(checkpoint.preparation),
-        "progress": checkpoint.progress,
-    }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights.items()}
-    metadata = {"format": FORMAT, "regard": json.dumps(about)}
+    metadata = {"format": FORMAT, "regard": json.dumps(checkpoint.about())}
     write_aside(path, lambda aside: save_file(tensors, aside, metadata=metadata))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Origin, PretrainConfig, RunConfig, make, read_json, to_dict
+from regard.config_text import TranslateConfig
 from regard.errors import RunError
 from regard.weights.checkpoint import write_aside
 
@@ -95,6 +96,6 @@ class Run:
     def read_config(self) -> tuple[str, RunConfig, dict[str, Origin]]:
         stored = self.read_json("config.json")
         data, where = stored.pop("data"), self.path / "config.json"
-        kind = PretrainConfig if "mask" in stored else RunConfig
+        kind = PretrainConfig if "mask" in stored else TranslateConfig if "tokens" in stored else RunConfig
         config = make(kind, {name: entry["value"] for name, entry in stored.items()}, where)
         return data, config, {name: entry["origin"] for name, entry in stored.items()}

@@ -30,14 +30,15 @@ class TextBatch(NamedTuple):
     """source (B, S), each ended; target (B, T), each started and ended; numbers (B,): which pairs, -1 for filling.
 
     A filling row's source is the end token alone, so that attention has something to look at, and its target the
-    start token alone, so that there is nothing to predict. `tokens` counts what the whole batch predicts, in all
-    processes that share it.
+    start token alone, so that there is nothing to predict. `tokens` counts what the whole batch predicts and `pairs`
+    how many it has, in all processes that share it.
     """
 
     source: Tensor
     target: Tensor
     numbers: Tensor
     tokens: int
+    pairs: int
 
 
 class Shape(NamedTuple):
@@ -145,6 +146,9 @@ class TextLoader:
         area = [rows * (source + target) for rows, source, target in self._shapes]
         return 1 - real / sum(n * a for n, a in zip(batches, area, strict=True))
 
+    def close(self) -> None:
+        """Nothing is open: sentences lie in memory."""
+
     def batches(self, epoch: int) -> list[tuple[Shape, np.ndarray]]:
         """The shape and the pairs of every batch of an epoch, in order."""
         made: list[tuple[Shape, np.ndarray]] = []
@@ -187,6 +191,7 @@ class TextLoader:
             _padded(self.pairs.target, self.pairs.target_at, own, shape.target, target.pad, target.start),
             torch.from_numpy(own.copy()),
             predicted,
+            len(members),
         )
 
 

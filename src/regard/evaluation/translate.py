@@ -1,0 +1,115 @@
+"""Translations of a whole split, and the figures they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.data.text import TextLoader, Tokenizers
+from regard.metrics import Figure, perplexity, summarise_translation
+from regard.networks.decoding import beam_search
+from regard.networks.translator import Translator
+from regard.tasks import NextWord, Translated
+
+AT_ONCE = 4096  # source tokens translated at a time, padding counted
+
+
+@dataclass(frozen=True)
+class TranslationEvaluation:
+    """Figures with intervals, and every translation behind them."""
+
+    figures: dict[str, Figure]
+    signatures: dict[str, str]
+    keys: list[str]
+    references: list[str]
+    answers: list[Translated]
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """One row a sentence."""
+        return [
+            {"name": key, "source": a.source, "reference": wanted, "translation": a.text, "score": f"{a.score:.4f}"}
+            for key, wanted, a in zip(self.keys, self.references, self.answers, strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, ready for summary.json."""
+        figures = {name: figure._asdict() for name, figure in self.figures.items()}
+        return {"figures": figures, "signatures": self.signatures}
+
+
+@torch.inference_mode()
+def translate_all(
+    model: Translator,
+    tokenizers: Tokenizers,
+    sources: Sequence[str],
+    device: torch.device,
+    *,
+    beams: int,
+    penalty: float,
+    best: int = 1,
+    tick: Callable[[int], None] = lambda done: None,
+) -> list[Translated]:
+    """Translations in the order of the sources; those of like length are translated together."""
+    encoded = tokenizers.source.encode(list(sources), end=True)
+    answers: dict[int, Translated] = {}
+    waiting = sorted(range(len(encoded)), key=lambda n: len(encoded[n]), reverse=True)
+    while waiting:
+        longest = len(encoded[waiting[0]])
+        some, waiting = waiting[: max(1, AT_ONCE // longest)], waiting[max(1, AT_ONCE // longest) :]
+        rows = torch.full((len(some), longest), tokenizers.source.pad)
+        for row, n in zip(rows, some, strict=True):
+            row[: len(encoded[n])] = torch.tensor(encoded[n])
+        found = beam_search(model, rows.to(device), beams=beams, alpha=penalty, best=best)
+        for n, words, scores in zip(some, found.words.tolist(), found.scores.tolist(), strict=True):
+            (text, score), *others = (
+                (tokenizers.target.decode(own), value) for own, value in zip(words, scores, strict=True)
+            )
+            answers[n] = Translated(sources[n], text, score, tuple(others))
+        tick(len(answers))
+    return [answers[n] for n in range(len(sources))]
+
+
+@torch.inference_mode()
+def likelihoods(
+    model: nn.Module, loader: TextLoader, device: torch.device, tick: Callable[..., None] = lambda *_: None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each sentence of this process's share: the log-likelihood of the reference, and its tokens."""
+    task, sums, counts, training = NextWord(loader.pairs.tokenizers.target.pad), [], [], model.training
+    model.eval()
+    try:
+        for done, batch in enumerate(loader.epoch(0), start=1):
+            target = batch.target.to(device)
+            output = task.output(model, batch.source.to(device), target)
+            real = (batch.numbers >= 0).to(device)
+            for parts, part in zip((sums, counts), task.log_likelihoods(output, target), strict=True):
+                parts.append(part[real].double().cpu().numpy())
+            tick(done)
+    finally:
+        model.train(training)
+    return np.concatenate(sums), np.concatenate(counts)
+
+
+def evaluate_translator(
+    model: Translator,
+    tokenizers: Tokenizers,
+    loader: TextLoader,
+    keys: list[str],
+    sources: list[str],
+    references: list[str],
+    device: torch.device,
+    *,
+    beams: int,
+    penalty: float,
+    tokenize: str = "13a",
+    tick: Callable[[int], None] = lambda done: None,
+) -> TranslationEvaluation:
+    """BLEU, chrF and exact matches of translations, and the perplexity of the references."""
+    answers = translate_all(model, tokenizers, sources, device, beams=beams, penalty=penalty, tick=tick)
+    made = summarise_translation([a.text for a in answers], references, tokenize=tokenize)
+    figures = made.figures | {"perplexity": perplexity(*likelihoods(model, loader, device))}
+    return TranslationEvaluation(figures, made.signatures, keys, references, answers)

@@ -1,0 +1,85 @@
+"""A trained translator with its tokenizers: sentences in, translations and reasons out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from regard.data.text import Tokenizers
+from regard.data.text import open_marian as open_vocabulary
+from regard.errors import ConfigError
+from regard.evaluation import translate_all
+from regard.networks.decoding import stream
+from regard.networks.translator import Translator
+from regard.tasks import Translated
+from regard.weights import is_marian, open_marian, open_text
+
+BEAMS, PENALTY = 4, 0.6
+
+
+class Interpreter:
+    """What `regard.load` gives for a translator."""
+
+    def __init__(
+        self, model: Translator, tokenizers: Tokenizers, languages: tuple[str, str], device: torch.device
+    ) -> None:
+        self.model, self.tokenizers, self.languages, self.device = model, tokenizers, languages, device
+        self.model.to(device).eval()
+
+    @staticmethod
+    def open(path: str | Path, device: torch.device) -> Interpreter:
+        """Of a run folder, of a checkpoint in one, or of a folder with an Opus-MT model."""
+        if is_marian(path):
+            return Interpreter(
+                open_marian(path), open_vocabulary(Path(path).expanduser()), ("source", "target"), device
+            )
+        checkpoint, model, tokenizers = open_text(path)
+        return Interpreter(model, tokenizers, checkpoint.languages, device)
+
+    def __repr__(self) -> str:
+        source, target = self.languages
+        return f"Interpreter({type(self.model).__name__}, {source} to {target}, {self.tokenizers.target.size:,} tokens)"
+
+    def predict(self, text: str, *, best: int = 1, beams: int | None = None, penalty: float = PENALTY) -> Translated:
+        """The translation of one sentence, and the next best ones if `best` asks for more."""
+        return next(self.predict_many([text], best=best, beams=beams, penalty=penalty))
+
+    def predict_many(
+        self,
+        texts: Iterable[str],
+        *,
+        best: int = 1,
+        beams: int | None = None,
+        penalty: float = PENALTY,
+        together: int = 256,
+    ) -> Iterator[Translated]:
+        """Translations in the order of the sentences, `together` at a time; an empty line stays empty."""
+        if isinstance(texts, str):
+            raise ConfigError("one text is given where several are expected", do="use predict, or give a list")
+        beams = max(BEAMS, best) if beams is None else beams
+        waiting = iter(texts)
+        while some := [text.strip() for text in islice(waiting, together)]:
+            full = [text for text in some if text]
+            found = iter(
+                translate_all(
+                    self.model, self.tokenizers, full, self.device, beams=beams, penalty=penalty, best=best
+                ) if full else ()
+            )  # fmt: skip
+            for text in some:
+                yield next(found) if text else Translated("", "", 0.0)
+
+    def stream(self, text: str) -> Iterator[str]:
+        """The translation as it is found, in parts that add up to it: the likeliest word each time, no search."""
+        rows = torch.tensor(self.tokenizers.source.encode([text.strip()], end=True), device=self.device)
+        words: list[int] = []
+        said = ""
+        for word in stream(self.model, rows):
+            words.append(int(word[0]))
+            whole = self.tokenizers.target.decode(words)
+            # Some bytes of a character are no character yet.
+            if len(whole) > len(said) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield whole[len(said) :]
+                said = whole
