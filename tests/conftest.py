@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: some CPUs cannot run what they announce
 os.environ.setdefault("MPLBACKEND", "agg")
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +49,21 @@ def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for n, image in enumerate(load_digits().images[:5]):
         Image.fromarray((image * 255 / 16).round().astype(np.uint8)).save(folder / f"{n}.png")
     return folder
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run one command; returns (exit code, stdout, stderr)."""
+    from regard.cli import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -3,30 +3,11 @@
 import csv
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 import regard
-from regard.cli import main
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run one command; returns (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_path):

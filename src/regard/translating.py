@@ -283,9 +283,11 @@ def holds_text(data: str | Path) -> bool:
 def is_text(data: str | Path, settings: dict[str, Any]) -> bool:
     """Whether a run is one of translation: its model, its recipe or its data say so."""
     model, recipe = settings.get("model"), settings.get("recipe")
+    if recipe in TEXT_RECIPES:
+        return True
     if model is not None:
         return model in registry.MODELS and registry.find(model).family in TEXT_CONFIGS
-    return recipe in TEXT_RECIPES or (recipe is None and holds_text(data))
+    return recipe is None and holds_text(data)
 
 
 def open_text_data(data: str | Path, settings: dict[str, Any]) -> Corpus:
