@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import make_folder
+from tests.training.test_translation import write_pairs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,9 +22,10 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with `photos` of cats and dogs (of a kind), and `regard` on the path."""
+    """A folder with `photos` of cats and dogs (of a kind) and `sentences`, and `regard` on the path."""
     folder = tmp_path_factory.mktemp("readme")
     make_folder(folder / "photos", per_class=20, classes=("cat", "dog"), side=40)
+    write_pairs(folder / "sentences", 200)
     (folder / "bin").mkdir()
     (folder / "bin" / "regard").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m regard "$@"\n')
     (folder / "bin" / "regard").chmod(0o755)
@@ -41,13 +43,14 @@ def execute(words: list[str], place: Path) -> str:
 
 def test_commands_and_programs_of_the_readme_run_as_written(place):
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 10
+    assert len(commands) == 13
     for line in commands:
         execute(["sh", "-c", line], place)
     assert (place / "answers.csv").read_text().count("\n") == 21
     assert (place / "why.png").stat().st_size > 5000
     assert (place / "inside.png").stat().st_size > 5000
     assert (place / "runs" / "photos" / "report.html").is_file()
+    assert (place / "runs" / "words" / "report.html").is_file()
     programs = blocks("python")
     assert len(programs) == 4
     printed = [execute([sys.executable, "-c", program], place) for program in programs]

@@ -55,8 +55,8 @@ def dates() -> TranslateConfig:
     regard demo translate
     """
     return TranslateConfig(
-        model="transformer_nano", norm="pre", dropout=0.05, vocabulary=600, tokens=2048, epochs=6, lr=3e-3, warmup=0.1,
-        weight_decay=0.05, smoothing=0.0, ema=0.99, explain=4,
+        model="transformer_nano", width=64, mlp=256, norm="pre", dropout=0.05, vocabulary=600, tokens=1024, epochs=8,
+        optimizer="muon", lr=5e-3, warmup=0.1, weight_decay=0.05, smoothing=0.0, ema=0.99, explain=4,
     )  # fmt: skip
 
 
