@@ -43,6 +43,7 @@ def test_weights_equal_a_plain_softmax_in_every_layer_and_head(fields):
     for hook in hooks:
         hook.remove()
     assert model.training, "the model is handed back as it came"
+    assert record_words(model, TOKENIZERS, *HOUSES).rollout().equal(found.rollout()), "without dropout"
     layers = {"encoder": 2, "decoder": model.config.decoder_depth or 2, "cross": model.config.decoder_depth or 2}
     for kind, count in layers.items():
         part = "cross" if kind == "cross" else "attention"
@@ -97,6 +98,9 @@ def test_words_are_merged_from_their_tokens():
     found = record_words(translator(), TOKENIZERS, *HOUSES)
     assert len(found.source.tokens) > len(found.source.words) == 4
     assert found.target.words == ("zwei", "kleine", "Häuser", "집", "</s>")
+    spaced = record_words(translator(), TOKENIZERS, "a 12", "zwei")
+    assert spaced.source.tokens == ("a", "␣", "1", "2", "</s>"), "each digit is a token, and so is what is before them"
+    assert spaced.source.words == ("a", "12", "</s>")
     tokens, words = found.tokens("cross", 1, 2).weights, found.words("cross", 1, 2).weights
     for row in range(len(found.target.words)):
         for column in range(len(found.source.words)):

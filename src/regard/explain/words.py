@@ -50,7 +50,8 @@ class Sentence(NamedTuple):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        return tuple(piece.text for piece in self.pieces)
+        """The text of each token; of one that is a space alone, the sign for it."""
+        return tuple(piece.text or "␣" for piece in self.pieces)
 
     @property
     def words(self) -> tuple[str, ...]:
