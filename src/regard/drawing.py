@@ -1,7 +1,7 @@
 """How all figures are drawn: text as it is, in fonts that have its letters, without a display."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -25,6 +25,24 @@ def canvas(width: float, height: float, background: str) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor=background)
+
+
+def missing_letters(texts: Iterable[str]) -> str:
+    """Letters that no font of our figures has here, each once: in a picture they would be boxes.
+
+    >>> missing_letters(["größer", "ein Haus\n"])
+    ''
+    """
+    letters = dict.fromkeys(letter for text in texts for letter in text if not letter.isspace())
+    return "".join(letter for letter in letters if not any(ord(letter) in there for there in _letters()))
+
+
+@cache
+def _letters() -> list[set[int]]:
+    from matplotlib import font_manager
+
+    found = (font_manager.findfont(name, fallback_to_default=True) for name in _fonts())
+    return [set(font_manager.get_font(path).get_charmap()) for path in found]
 
 
 @cache

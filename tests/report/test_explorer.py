@@ -133,10 +133,10 @@ const point = (kind, row, column, rows, columns) => {
 """
 
 
-def browse(page: str, script: str, folder) -> list:
+def browse(page: str, script: str, folder, driver: str = DRIVER) -> list:
     """What a script pushes onto `result`, run in the page after the explorer has started."""
     file = folder / "page.html"
-    text = f"<!doctype html><meta charset='utf-8'><body>{page}<script>{DRIVER % script}</script></body>"
+    text = f"<!doctype html><meta charset='utf-8'><body>{page}<script>{driver % script}</script></body>"
     file.write_text(text, encoding="utf-8")
     words = [
         str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",

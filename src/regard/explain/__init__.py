@@ -27,6 +27,8 @@ from regard.explain.methods import (
 from regard.explain.registers import find_register_neurons, with_test_time_registers
 from regard.explain.sanity import likeness, random_twins
 from regard.explain.visualise import Visualisation, visualise
+from regard.explain.word_deletion import WordDeletion, word_deletion
+from regard.explain.words import WordAttention, record_words
 
 __all__ = [
     "DEFAULT",
@@ -37,6 +39,8 @@ __all__ = [
     "Inspection",
     "Location",
     "Visualisation",
+    "WordAttention",
+    "WordDeletion",
     "attends",
     "check_method",
     "explain",
@@ -50,10 +54,12 @@ __all__ = [
     "occlusion",
     "random_twins",
     "raw_attention",
+    "record_words",
     "relevance",
     "reported",
     "rollout",
     "sensible",
     "visualise",
     "with_test_time_registers",
+    "word_deletion",
 ]

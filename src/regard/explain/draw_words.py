@@ -1,0 +1,253 @@
+"""Pictures of what a translator looked at: the decks' lines between two columns of words, and the matrix of weights.
+
+On the left stands who asks; on the right, or above a matrix, what is looked at. Letters stay letters in SVG, so that
+its reader's fonts show them; in PNG and PDF what no font here has is said below the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from regard.drawing import canvas, missing_letters, style
+from regard.errors import ConfigError, did_you_mean
+from regard.explain.draw import DPI, check_ending
+from regard.explain.word_deletion import WordDeletion
+from regard.explain.words import WordAttention, WordMatrix
+from regard.weights import write_aside
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")  # Okabe & Ito
+LONG = 22
+"""Letters of a word that are shown."""
+FAINT = 0.05
+"""A line below this share of the strongest is not drawn: there would be one from every word to every other."""
+NUMBERS = 14
+"""With so many words or fewer on either side, the weights stand in the cells of a matrix."""
+
+Head = int | Literal["all"] | None
+"""One head; "all", each in its colour; or None, the mean over heads."""
+NAMES = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+    "rollout": "rollout to the source",
+}
+ASKS = {"encoder": "a word of the source", "decoder": "to write", "cross": "to write", "rollout": "to write"}
+SEEN = {
+    "encoder": "looks at the source",
+    "decoder": "looks at what it wrote",
+    "cross": "looks at the source",
+    "rollout": "goes back to the source",
+}
+
+
+@style()
+def draw_words(
+    attention: WordAttention,
+    path: Path,
+    kind: str = "cross",
+    *,
+    layer: int = -1,
+    head: Head = None,
+    form: str = "both",
+    words: bool = True,
+) -> Path:
+    """Draw one layer's attention of one `kind` ("rollout" too) into a PNG, SVG or PDF file.
+
+    `form` is "lines", "matrix", "both", or "heads": a small matrix for each layer and head. With `words=False` tokens
+    stand by themselves.
+    """
+    check_ending(path)
+    if form not in FORMS:
+        raise ConfigError(f"attention is not drawn as {form!r}", do=did_you_mean(form, FORMS))
+    attention.sides(kind)
+    heads = 1 if kind == "rollout" else attention.weights[kind].shape[1]
+    chosen = list(range(heads)) if head == "all" else [head]
+    read = attention.words if words else attention.tokens
+    if form == "heads":
+        figure, shown = _heads(attention, kind, read)
+    else:
+        shown = [read(kind, layer, each) for each in chosen]
+        figure = _DRAWN[form](shown, kind)
+        figure.suptitle(_title(attention, kind, layer, head), fontsize=10)
+    letters = "" if path.suffix.lower() == ".svg" else missing_letters([*shown[0].queries, *shown[0].keys])
+    return _save(figure, path, letters)
+
+
+@style()
+def draw_deletion(result: WordDeletion, path: Path) -> Path:
+    """The translation's log-probability as words of the source go, the most relevant first, over random orders."""
+    check_ending(path)
+    figure = canvas(6.4, 3.6, background="white")
+    ax = figure.subplots()
+    for number, curve in enumerate(result.random):
+        label = f"{len(result.random)} random orders" if number == 0 else None
+        ax.plot(result.removed, curve, color="#888888", linewidth=0.8, alpha=0.6, label=label)
+    ax.plot(result.removed, result.curve, "o-", color=COLOURS[0], markersize=4, label="most relevant first")
+    ax.set_xlabel("words of the source taken away")
+    ax.set_ylabel("log-probability\n(nats a token)")
+    ax.set_xticks([n for n in result.removed if n == int(n)])
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8)
+    gain = f"sooner than random orders by {result.gain:+.2f} nats a token (deviation {result.spread:.2f})"
+    ax.set_title(f"{gain}\n{result.verdict}", fontsize=9)
+    first = "first away:  " + "  ".join(_short(word) for word in result.order[:6])
+    ax.annotate(first, (0.02, 0.03), xycoords="axes fraction", fontsize=8, color=COLOURS[0])
+    return _save(figure, path, "" if path.suffix.lower() == ".svg" else missing_letters(result.order[:6]))
+
+
+def _lines(shown: list[WordMatrix], kind: str) -> Any:
+    figure = canvas(*_lines_size(shown[0]), background="white")
+    _draw_lines(figure.subplots(), shown, kind)
+    return figure
+
+
+def _matrix(shown: list[WordMatrix], kind: str) -> Any:
+    figure = canvas(*_matrix_size(shown[0]), background="white")
+    _draw_matrix(figure, figure.subplots(), shown, kind)
+    return figure
+
+
+def _both(shown: list[WordMatrix], kind: str) -> Any:
+    (left, tall), (right, high) = _lines_size(shown[0]), _matrix_size(shown[0])
+    figure = canvas(left + right, max(tall, high), background="white")
+    ax, beside = figure.subplots(1, 2, width_ratios=[left, right])
+    _draw_lines(ax, shown, kind)
+    _draw_matrix(figure, beside, shown, kind)
+    return figure
+
+
+_DRAWN: dict[str, Callable[[list[WordMatrix], str], Any]] = {"both": _both, "lines": _lines, "matrix": _matrix}
+FORMS = (*_DRAWN, "heads")
+
+
+def _lines_size(matrix: WordMatrix) -> tuple[float, float]:
+    rows = max(len(matrix.queries), len(matrix.keys))
+    return 2.6 + 0.085 * (_longest(matrix.queries) + _longest(matrix.keys)), 1.2 + 0.24 * rows
+
+
+def _draw_lines(ax: Any, shown: list[WordMatrix], kind: str) -> None:
+    """Two columns; a line as strong as its weight, heads side by side in their colours."""
+    from matplotlib.collections import LineCollection
+
+    queries, keys = shown[0].queries, shown[0].keys
+    top = max(float(matrix.weights.max()) for matrix in shown)
+    apart = 0.5 / max(len(shown) - 1, 1) if len(shown) > 1 else 0.0
+    for number, matrix in enumerate(shown):
+        weights = matrix.weights.numpy()
+        rows, columns = np.nonzero(weights > FAINT * top)
+        share = weights[rows, columns] / top
+        shift = (number - (len(shown) - 1) / 2) * apart
+        ends = [[(0.0, row + shift), (1.0, column + shift)] for row, column in zip(rows, columns, strict=True)]
+        style = "solid" if number < len(COLOURS) else "dashed"
+        colour = COLOURS[number % len(COLOURS)]
+        width = 0.3 + (1.6 if len(shown) > 1 else 2.7) * share
+        label = f"head {number}" if len(shown) > 1 else None
+        ax.add_collection(LineCollection(ends, colors=colour, alpha=share, linewidths=width, linestyles=style))
+        ax.plot([], [], color=colour, linestyle=style, label=label)
+    for texts, x, side in ((queries, -0.03, "right"), (keys, 1.03, "left")):
+        for row, text in enumerate(texts):
+            ax.text(x, row, _short(text), ha=side, va="center", fontsize=9)
+    ax.text(-0.03, -1.1, ASKS[kind], ha="right", va="center", fontsize=8, color="#555555")
+    ax.text(1.03, -1.1, SEEN[kind], ha="left", va="center", fontsize=8, color="#555555")
+    ax.set(xlim=(0, 1), ylim=(max(len(queries), len(keys)) - 0.5, -0.6))
+    ax.axis("off")
+    if len(shown) > 1:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=min(4, len(shown)), fontsize=7, frameon=False)
+
+
+def _matrix_size(matrix: WordMatrix) -> tuple[float, float]:
+    queries, keys = matrix.queries, matrix.keys
+    cell = _cell(matrix)
+    return 1.5 + cell * len(keys) + 0.085 * _longest(queries), 1.1 + cell * len(queries) + 0.085 * _longest(keys)
+
+
+def _cell(matrix: WordMatrix) -> float:
+    """The side of a cell in inches: with room for a number where there are few, and for a letter's height always."""
+    return 0.36 if max(len(matrix.queries), len(matrix.keys)) <= NUMBERS else 0.17
+
+
+def _draw_matrix(figure: Any, ax: Any, shown: list[WordMatrix], kind: str) -> None:
+    weights = np.mean([matrix.weights.numpy() for matrix in shown], axis=0)
+    queries, keys = ([_short(text) for text in texts] for texts in shown[0][1:])
+    few = max(weights.shape) <= NUMBERS
+    painted = ax.imshow(weights, cmap="viridis", vmin=0, aspect="equal")
+    ax.set_xticks(range(len(keys)), keys, rotation=90, fontsize=9 if few else 8)
+    ax.set_yticks(range(len(queries)), queries, fontsize=9 if few else 8)
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel(SEEN[kind], fontsize=8, color="#555555")
+    ax.set_ylabel(ASKS[kind], fontsize=8, color="#555555")
+    for row, column in np.ndindex(*weights.shape) if few else ():
+        value = weights[row, column]
+        if value >= 0.005:
+            colour = "black" if value > 0.6 * weights.max() else "white"
+            ax.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=7, color=colour)
+    bar = figure.colorbar(
+        painted, ax=ax, shrink=0.7 if few else 0.3, pad=0.02, format=lambda share, _: f"{100 * share:.0f}"
+    )
+    bar.set_label("weight (%)", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)
+    ax.set_anchor("N")  # beside a longer column of words, its top stands where theirs does
+
+
+def _heads(attention: WordAttention, kind: str, read: Callable[..., WordMatrix]) -> tuple[Any, list[WordMatrix]]:
+    """A small matrix for each layer (row) and head (column); the words stand at the first of each row and column."""
+    layers, heads = (1, 1) if kind == "rollout" else attention.weights[kind].shape[:2]
+    first = read(kind, 0)
+    side = min(3.0, max(1.1, 0.13 * max(first.weights.shape)))
+    figure = canvas(0.8 + side * heads, 0.7 + (side + 0.25) * layers, background="white")
+    for layer, row in enumerate(figure.subplots(layers, heads, squeeze=False)):
+        for head, ax in enumerate(row):
+            ax.imshow(read(kind, layer, head).weights.numpy(), cmap="viridis", vmin=0)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            ax.spines[:].set_visible(False)
+            if layer == 0:
+                ax.set_title(f"head {head}", fontsize=8)
+            if head == 0:
+                ax.set_ylabel(f"layer {layer}", fontsize=8)
+    about = "a row asks, columns are looked at, in the order of the words; bright: the largest weight of each"
+    figure.suptitle(f"{NAMES[kind]}\n{about}", fontsize=9)
+    return figure, [WordMatrix(first.weights, (), ())]  # no word stands there
+
+
+def _title(attention: WordAttention, kind: str, layer: int, head: Head) -> str:
+    if kind == "rollout":
+        return NAMES[kind]
+    layers, heads = attention.weights[kind].shape[:2]
+    which = {"all": f"all {heads} heads", None: "mean over heads"}.get(head, f"head {head}")  # pyright: ignore
+    layer_name = "" if layers == 1 else f", layer {layer % layers}"
+    return f"{NAMES[kind]}{layer_name}" + ("" if heads == 1 else f", {which}")
+
+
+def _save(figure: Any, path: Path, letters: str) -> Path:
+    import matplotlib
+
+    if letters:
+        shown = letters if len(letters) <= 8 else letters[:8] + "…"
+        points = ", ".join(f"U+{ord(letter):04X}" for letter in shown if letter != "…")
+        figure.supxlabel(
+            f"No font here has {len(letters)} of the letters ({points}{', …' if len(letters) > 8 else ''}): "
+            "install one, such as NanumGothic, or draw SVG",
+            fontsize=7, color="#b34700",
+        )  # fmt: skip
+    kind = path.suffix[1:].lower()
+    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
+        write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=kind, **options))
+    return path
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONG else text[: LONG - 1] + "…"
+
+
+def _longest(texts: tuple[str, ...]) -> int:
+    return max(len(_short(text)) for text in texts)

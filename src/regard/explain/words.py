@@ -1,0 +1,314 @@
+"""What a translator looked at, word by word: its exact attention on a sentence and its translation, and the rollout.
+
+In "decoder" and "cross" a query is named for the word it writes, not for the word it was given: the decoder reads
+"<s> ein Haus" and writes "ein Haus </s>". So a row says where the network looked to write that word, as in Bahdanau
+et al. (2015), Figure 3, and a decoder's keys are the words it had read.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.data.text.tokens import Piece, Tokenizer, Tokenizers
+from regard.errors import ConfigError, DataError, RunError, did_you_mean
+from regard.networks.decoding import beam_search, greedy
+from regard.networks.translator import Translator
+from regard.nn import Attention, Tape, capture
+
+KINDS = ("encoder", "decoder", "cross")
+LONGEST = 512
+"""Tokens a sentence may have: beyond, neither a picture nor a page could show what is kept of every head."""
+ROOM = 2_000_000
+"""Characters that the weights of one sentence may take in a report."""
+
+
+class Sentence(NamedTuple):
+    """A text with its tokens: their numbers, and what each of them stands for."""
+
+    text: str
+    ids: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def groups(self) -> list[int]:
+        """For each token, the number of its group: tokens of one word are one; a special token is one by itself."""
+        groups: list[int] = []
+        for n, piece in enumerate(self.pieces):
+            joins = n > 0 and piece.word >= 0 and piece.word == self.pieces[n - 1].word
+            groups.append(groups[-1] + (not joins) if groups else 0)
+        return groups
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The text of each token; of one that is a space alone, the sign for it."""
+        return tuple(piece.text or "␣" for piece in self.pieces)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The text of each group."""
+        spans: dict[int, tuple[int, int, str]] = {}
+        for group, piece in zip(self.groups, self.pieces, strict=True):
+            start, end, text = spans.get(group, (piece.start, piece.end, piece.text))
+            spans[group] = min(start, piece.start), max(end, piece.end), text
+        return tuple(self.text[start:end] or text for start, end, text in spans.values())
+
+
+class WordMatrix(NamedTuple):
+    """weights (queries, keys), each row of which sums to one, and what the queries and the keys are called."""
+
+    weights: Tensor
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WordAttention:
+    """All attention of one pass over a sentence and its translation, and ways to read it."""
+
+    source: Sentence
+    """With its end: the encoder's words, and what "cross" looks at."""
+    target: Sentence
+    """The translation as it is written, with its end: what asks in "decoder" and "cross"."""
+    read: Sentence
+    """What the decoder had been given when it wrote that: a start, and the translation but for its last token."""
+    weights: dict[str, Tensor]
+    """By kind, (layers, heads, queries, keys). A recurrent translator has "cross" alone, its alignment."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What can be asked for; rollout where there is more to follow than one alignment."""
+        return (*self.weights, *(["rollout"] if "encoder" in self.weights else []))
+
+    def sides(self, kind: str) -> tuple[Sentence, Sentence]:
+        """Whose tokens ask, and whose are looked at."""
+        if kind not in self.kinds:
+            raise ConfigError(f"this translator has no attention {kind!r}", do=did_you_mean(kind, self.kinds))
+        sides = {"encoder": (self.source, self.source), "decoder": (self.target, self.read)}
+        return sides.get(kind, (self.target, self.source))
+
+    def tokens(self, kind: str, layer: int = -1, head: int | None = None) -> WordMatrix:
+        """One head of one layer, or the mean over its heads, token by token. A rollout has neither layer nor head."""
+        queries, keys = self.sides(kind)
+        if kind == "rollout":
+            return WordMatrix(self.rollout(), queries.tokens, keys.tokens)
+        layers, heads = self.weights[kind].shape[:2]
+        if not -layers <= layer < layers:
+            raise ConfigError(f"{kind} has layers 0 to {layers - 1}; there is no layer {layer}")
+        if head is not None and not -heads <= head < heads:
+            raise ConfigError(f"{kind} has heads 0 to {heads - 1}; there is no head {head}")
+        chosen = self.weights[kind][layer]
+        return WordMatrix(chosen.mean(0) if head is None else chosen[head], queries.tokens, keys.tokens)
+
+    def words(self, kind: str, layer: int = -1, head: int | None = None) -> WordMatrix:
+        """As `tokens`, word by word: what goes to a word is what goes to all its tokens, on average from them."""
+        queries, keys = self.sides(kind)
+        merged = merge(self.tokens(kind, layer, head).weights, queries.groups, keys.groups)
+        return WordMatrix(merged, queries.words, keys.words)
+
+    def rollout(self) -> Tensor:
+        """Attention followed through all layers to the source's words: (target tokens, source tokens), rows of one.
+
+        Abnar & Zuidema (2020), continued to two sentences in the manner of Chefer et al. (ICCV 2021, section 3.1),
+        without gradients. Ā is the mean over heads, and each residual connection counts as much as its branch:
+
+        - encoder, from E = I:                E ← ½ (I + Ā) E
+        - decoder, from T = I and S = 0:      T ← ½ (I + Ā) T,  S ← ½ (I + Ā) S      (self-attention)
+        -                                     T ← ½ T,          S ← ½ S + ½ Ā E      (cross-attention)
+
+        The rows of T, over the words read, and of S, over the source, sum to one together. Each cross-attention
+        halves T's part, so S's is 1 - 2⁻ᴸ after L layers, and S is divided by it. Norms do not move anything between
+        words, so pre-norm and post-norm have the same equations. An alignment alone is its own rollout.
+        """
+        cross = self.weights["cross"].double().mean(1)
+        encoded = torch.eye(cross.shape[-1], dtype=cross.dtype)
+        for weights in self._means("encoder"):
+            encoded = (encoded + weights @ encoded) / 2
+        looks = self._means("decoder")
+        seen = torch.zeros_like(cross[0])
+        for layer, weights in enumerate(cross):
+            if looks:
+                seen = (seen + looks[layer] @ seen) / 2
+            seen = (seen + weights @ encoded) / 2
+        return (seen / (1 - 0.5 ** len(cross))).float()
+
+    def _means(self, kind: str) -> list[Tensor]:
+        return list(self.weights[kind].double().mean(1)) if kind in self.weights else []
+
+    def relevance(self) -> Tensor:
+        """How much each word of the source had to do with the whole translation: rollout's mean over what is written.
+
+        (source words,), which sum to one.
+        """
+        groups = self.source.groups
+        return merge(self.rollout(), [0] * len(self.target.ids), groups)[0]
+
+    def to_json(self, room: int = ROOM) -> dict[str, Any]:
+        """Sentences and weights, rollout too, ready for JSON and the report's explorer; `from_json` reads them back.
+
+        `data` is base64 of zlib of: the largest weight of each row, float32 in little-endian order, by kind, layer,
+        head and query; then the weights, uint8, 255 being the row's largest, by kind, layer, head, query and key.
+        So none is off by more than half of 1/255 of its row's largest. What takes more than `room` characters is left
+        out, and the record says why.
+        """
+        parts = {kind: self.weights.get(kind, self.rollout()[None, None]) for kind in self.kinds}
+        data = base64.b64encode(_packed(list(parts.values()))).decode()
+        record = {"text": self.source.text, "translation": self.target.text}
+        if len(data) > room:
+            tokens = len(self.source.ids) + len(self.target.ids)
+            return record | {"left_out": f"the attention over {tokens} tokens does not fit"}
+        sides = {"source": self.source, "target": self.target, "read": self.read}
+        return record | {
+            "sentences": {
+                name: {
+                    "text": side.text, "ids": side.ids, "pieces": side.pieces,
+                    "tokens": side.tokens, "words": side.words, "groups": side.groups,
+                }
+                for name, side in sides.items()
+            },
+            "kinds": {kind: list(weights.shape) for kind, weights in parts.items()},
+            "data": data,
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> WordAttention:
+        """What `to_json` made, its weights as exact as they are kept: figures can be drawn again without the model."""
+        try:
+            sides = {
+                name: Sentence(side["text"], tuple(side["ids"]), tuple(Piece(*piece) for piece in side["pieces"]))
+                for name, side in record["sentences"].items()
+            }
+            weights = _unpacked(record["data"], record["kinds"])
+            weights.pop("rollout", None)
+            return WordAttention(sides["source"], sides["target"], sides["read"], weights)
+        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+            raise RunError(f"these are no kept weights: {error!r}", do="explain the sentence again") from None
+
+
+def merge(weights: Tensor, rows: list[int], columns: list[int]) -> Tensor:
+    """Tokens (queries, keys) as groups: the weights of a group's keys added, those of its queries averaged.
+
+    >>> merge(torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]), rows=[0, 0], columns=[0, 1, 1])
+    tensor([[0.3000, 0.7000]])
+    """
+    asks, looked = (F.one_hot(torch.tensor(groups)).to(weights.dtype) for groups in (rows, columns))
+    return (asks / asks.sum(0)).T @ weights @ looked
+
+
+def record_words(
+    model: Translator,
+    tokenizers: Tokenizers,
+    source: str,
+    target: str | None = None,
+    *,
+    beams: int = 1,
+    alpha: float = 0.6,
+) -> WordAttention:
+    """All attention of one pass over `source` and its translation: `target`, or what a search finds.
+
+    That is greedy, or with more `beams` the best of a beam search with length penalty `alpha`.
+
+    >>> import regard
+    >>> from regard.data.text import train_tokenizers
+    >>> tokenizers = train_tokenizers(["a tree", "a house"], ["ein Baum", "ein Haus"], 270)
+    >>> model = regard.create("transformer_nano", vocabulary=tokenizers.source.size)
+    >>> found = record_words(model, tokenizers, "a house", "ein Haus")
+    >>> found.words("cross", layer=0, head=1).queries, found.words("cross").keys
+    (('ein', 'Haus', '</s>'), ('a', 'house', '</s>'))
+    >>> found.kinds, found.weights["encoder"].shape
+    (('encoder', 'decoder', 'cross', 'rollout'), torch.Size([2, 4, 7, 7]))
+    """
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        raise ConfigError("a translator without attention has no attention to show; rnn_attention has")
+    for name, tokenizer, words in (
+        ("source", tokenizers.source, model.config.source_words),
+        ("target", tokenizers.target, model.config.target_words),
+    ):
+        if tokenizer.size > words:
+            what = f"the {name} tokenizer has {tokenizer.size:,} tokens and the network knows {words:,}"
+            raise ConfigError(what, do="use the tokenizers that the network was trained with")
+    if not source.strip():
+        raise DataError("there is no text to translate", do="give a sentence")
+    device = next(model.parameters()).device
+    asked = _checked(tokenizers.source.encode([source], end=True)[0])
+    words = torch.tensor([asked], device=device)
+    if target is not None:
+        written = tokenizers.target.encode([target], end=True)[0]
+    else:
+        found = greedy(model, words) if beams == 1 else beam_search(model, words, beams=beams, alpha=alpha)
+        written = found.words[0, 0].tolist()
+        written = written[: written.index(model.config.end) + 1]
+    read = [model.config.start, *_checked(written)[:-1]]
+    with torch.inference_mode(), evaluating(model), capture(model) as tape:
+        model(words, torch.tensor([read], device=device))
+    return WordAttention(
+        _sentence(tokenizers.source, asked),
+        _sentence(tokenizers.target, written),
+        _sentence(tokenizers.target, read),
+        _by_kind(tape),
+    )
+
+
+def _checked(ids: list[int]) -> list[int]:
+    if len(ids) > LONGEST:
+        what = f"a sentence of {len(ids):,} tokens is too long to be shown; {LONGEST} are not"
+        raise DataError(what, do="give one sentence at a time")
+    return ids
+
+
+def _sentence(tokenizer: Tokenizer, ids: list[int]) -> Sentence:
+    return Sentence(tokenizer.decode(ids), tuple(ids), tuple(tokenizer.pieces(ids)))
+
+
+def _by_kind(tape: Tape) -> dict[str, Tensor]:
+    """(layers, heads, queries, keys) of what looks at the source, at the words so far, and at both from outside."""
+    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    for number, name in enumerate(tape.names):
+        side = "encoder" if name.startswith("encoder.") else "decoder"
+        kind = "cross" if name.endswith(("cross", "alignment")) else side
+        found[kind].append(torch.cat([tape.attention(number, head).cpu() for head in range(tape.heads(number))]))
+    return {kind: torch.stack(layers) for kind, layers in found.items() if layers}
+
+
+def _packed(parts: list[Tensor]) -> bytes:
+    tops = [weights.amax(-1, keepdim=True) for weights in parts]
+    plain = [top.numpy().astype("<f4").tobytes() for top in tops]
+    for weights, top in zip(parts, tops, strict=True):
+        plain.append((255 * weights / top.clamp_min(1e-30)).round().to(torch.uint8).numpy().tobytes())
+    return zlib.compress(b"".join(plain), 9)
+
+
+def _unpacked(data: str, kinds: dict[str, list[int]]) -> dict[str, Tensor]:
+    rows = [int(np.prod(shape[:3])) for shape in kinds.values()]
+    counts = [row * shape[3] for row, shape in zip(rows, kinds.values(), strict=True)]
+    expected = 4 * sum(rows) + sum(counts)
+    plain = zlib.decompressobj().decompress(base64.b64decode(data), expected + 1)
+    if len(plain) != expected:
+        raise ValueError(f"{len(plain):,} bytes where {expected:,} are said")
+    tops, shares = np.frombuffer(plain, "<f4", sum(rows)), np.frombuffer(plain, np.uint8, offset=4 * sum(rows))
+    found, row, at = {}, 0, 0
+    for (kind, shape), height, count in zip(kinds.items(), rows, counts, strict=True):
+        top = tops[row : row + height].reshape(*shape[:3], 1)
+        found[kind] = torch.from_numpy(top * shares[at : at + count].reshape(shape).astype(np.float32) / 255)
+        row, at = row + height, at + count
+    return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and then as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

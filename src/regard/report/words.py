@@ -1,0 +1,74 @@
+"""The part of a translation's report where the reader asks: a layer, a head, a word, and where it looked."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+
+def words_explorer(items: list[dict[str, Any]]) -> str:
+    """HTML, data and script for sentences whose attention was kept; nothing where there is none.
+
+    An item is what `WordAttention.to_json` gives; it may have a `name`, which is shown instead of the two sentences,
+    and a `verdict` on what it says. Without JavaScript the section stays hidden.
+
+    >>> words_explorer([])
+    ''
+    >>> words_explorer([{"text": "a < b", "translation": "c", "left_out": "does not fit"}])
+    '<p>Not shown here: a &lt; b → c (does not fit).</p>'
+    """
+    shown, missing = [], []
+    for item in items:
+        name = item.get("name") or f"{item['text']} → {item['translation']}"
+        if "left_out" in item:
+            missing.append(f"{name} ({item['left_out']})")
+        else:
+            # Texts, spans and numbers of tokens are for `from_json`; the page needs what is seen.
+            sides = {
+                side: {part: found[part] for part in ("tokens", "words", "groups")}
+                for side, found in item["sentences"].items()
+            }
+            kept = {part: item[part] for part in ("kinds", "data", "verdict") if part in item}
+            shown.append({"name": name, "sentences": sides, **kept})
+    note = f"<p>Not shown here: {escape('; '.join(missing))}.</p>" if missing else ""
+    if not shown:
+        return note
+    # Inside a script only "<" could end it; as an escape it is the same string to JSON.
+    data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
+    script = (files("regard.report") / "words.js").read_text(encoding="utf-8")
+    return f"""{_SECTION}{note}
+<script type="application/json" id="words-data">{data}</script>
+<script>
+{script}</script>"""
+
+
+_SECTION = """<section id="words" hidden>
+<h3>Where it looks, word by word</h3>
+<p>Point at a word, or press Tab to reach the words and move with the arrow keys: on the left stands who asks, on the
+right what is looked at, and lines are as strong as the weights. Escape shows all lines again. A word of the translation
+stands for the moment it is written. Layers and heads count from 0. The weights are the network’s own, to one part in
+255 of the largest.</p>
+<div class="controls">
+<label>sentence <select id="words-sentence"></select></label>
+<label>attention <select id="words-kind"></select></label>
+<label id="words-layers">layer <select id="words-layer"></select></label>
+<label id="words-heads">head <select id="words-head"></select></label>
+<label><input type="checkbox" id="words-parts"> parts of words</label>
+</div>
+<p id="words-verdict"></p>
+<p id="words-says" aria-live="polite"></p>
+<div class="words">
+<div class="scroll"><div class="columns">
+<div id="words-asks-name" class="soft"></div><div></div><div id="words-seen-name" class="soft"></div>
+<div id="words-asks" role="group" aria-labelledby="words-asks-name"></div>
+<svg id="words-lines" aria-hidden="true" preserveAspectRatio="none"></svg>
+<div id="words-seen" role="group" aria-labelledby="words-seen-name"></div>
+</div></div>
+<figure class="scroll"><svg id="words-matrix" role="img" aria-label="matrix of the same weights"></svg>
+<figcaption>rows ask, columns are looked at: <span class="scale"></span> 0 to <span id="words-top"></span></figcaption>
+</figure>
+</div>
+</section>
+"""
