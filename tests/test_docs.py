@@ -43,12 +43,13 @@ def execute(words: list[str], place: Path) -> str:
 
 def test_commands_and_programs_of_the_readme_run_as_written(place):
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 13
+    assert len(commands) == 14
     for line in commands:
         execute(["sh", "-c", line], place)
     assert (place / "answers.csv").read_text().count("\n") == 21
     assert (place / "why.png").stat().st_size > 5000
     assert (place / "inside.png").stat().st_size > 5000
+    assert (place / "words.png").stat().st_size > 5000
     assert (place / "runs" / "photos" / "report.html").is_file()
     assert (place / "runs" / "words" / "report.html").is_file()
     programs = blocks("python")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,12 +13,33 @@ from regard.data.text import Tokenizers
 from regard.data.text import open_marian as open_vocabulary
 from regard.errors import ConfigError
 from regard.evaluation import translate_all
+from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
+from regard.explain.draw_words import draw_words
 from regard.networks.decoding import stream
 from regard.networks.translator import Translator
 from regard.tasks import Translated
 from regard.weights import is_marian, open_marian, open_text
 
 BEAMS, PENALTY = 4, 0.6
+
+
+class Reason(NamedTuple):
+    """Where a translator looked, and what became of its translation as words were taken away in that order."""
+
+    attention: WordAttention
+    scores: WordDeletion
+
+    @property
+    def verdict(self) -> str:
+        return self.scores.verdict
+
+    def save(self, path: str | Path, kind: str = "cross", **form: Any) -> Path:
+        """Draw one kind of attention, or the rollout: `layer`, `head` and `form` as in `draw_words`."""
+        return draw_words(self.attention, Path(path), kind, **form)
+
+    def to_json(self) -> dict[str, Any]:
+        scores = {"gain": self.scores.gain, "spread": self.scores.spread, "order": list(self.scores.order)}
+        return self.attention.to_json() | {"verdict": self.verdict, "trusted": self.scores.trusted, "scores": scores}
 
 
 class Interpreter:
@@ -83,3 +105,12 @@ class Interpreter:
             if len(whole) > len(said) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield whole[len(said) :]
                 said = whole
+
+    def explain(self, text: str, target: str | None = None, *, beams: int = BEAMS, penalty: float = PENALTY) -> Reason:
+        """Why: all attention on a sentence and its translation (`target`, or what a search finds), and its scores.
+
+        The order of words by attention rollout is tested: taken away in that order, they should cost the translation
+        its probability sooner than in random orders.
+        """
+        found = record_words(self.model, self.tokenizers, text.strip(), target, beams=beams, alpha=penalty)
+        return Reason(found, word_deletion(self.model, found))

@@ -31,9 +31,11 @@ from regard.evaluation import TranslationEvaluation, evaluate_translator, likeli
 from regard.interpreter import BEAMS, PENALTY, Interpreter
 from regard.metrics import Comparison, compare_translations
 from regard.networks.translator import Translator
+from regard.nn import Attention
 from regard.recipes.settle import pick_device
 from regard.recipes.translation import TEXT_RECIPES, check_text_settings, settle_text
 from regard.report import write_report
+from regard.report.translation import WORDS
 from regard.runner import Plan, begin_folder, environment, fit
 from regard.tasks import Learning, NextWord
 from regard.training import ALONE, Feed, History, State, World, joined, load_state
@@ -226,7 +228,26 @@ def finish_text(run: Run, plan: TextPlan, history: History, progress: Progress) 
     for part, result in results.items():
         name = "predictions.csv" if part == plan.tested else f"predictions-{part}.csv"
         run.write_rows(name, result.predictions())
+    _explain_some(run, interpreter, first, plan.config.explain, progress)
     write_report(run)
+
+
+def _explain_some(
+    run: Run, interpreter: Interpreter, result: TranslationEvaluation, count: int, progress: Progress
+) -> None:
+    """Keep the attention of a few tested sentences, at even distances, for the report's reader to ask."""
+    if not any(isinstance(module, Attention) for module in interpreter.model.modules()):
+        return
+    count = min(count, len(result.answers))
+    chosen = [result.answers[n * len(result.answers) // count] for n in range(count)]
+    with progress.bar("explaining", len(chosen)) as tick:
+        made = []
+        for number, answer in enumerate(chosen, start=1):
+            if answer.text:
+                made.append(interpreter.explain(answer.source, answer.text).to_json())
+            tick(number)
+    if made:
+        run.write_json(WORDS, made)
 
 
 def evaluate_text(

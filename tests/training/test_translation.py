@@ -21,7 +21,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 SMALL = {
     "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "tokens": 256,
-    "explain": 0, "quiet": True, "device": "cpu",
+    "explain": 2, "quiet": True, "device": "cpu",
 }  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def test_it_learns_and_its_folder_says_all(run):
     page = (run.path / "report.html").read_text(encoding="utf-8")
     assert "BLEU" in page
     assert rows[0]["reference"] in page
+    assert len(run.read_json("explain/words.json")) == 2
+    assert 'id="words-data"' in page
     assert "exact" in (run.path / "model_card.md").read_text(encoding="utf-8").lower()
 
 
@@ -242,6 +244,11 @@ def test_the_command_line(run, data, tmp_path, cli):
     assert "difference" in cli("compare", str(run.path), str(run.path))[1]
     assert cli("compare", str(run.path))[0] == 2
     assert cli("report", str(run.path))[0] == 0
-    code, out, err = cli("explain", str(run.path), "x.png")
+    code, out, err = cli("explain", str(run.path), "one two", "three", "--out", tmp_path / "why.png")
+    assert code == 0, err
+    assert "random orders" in out
+    assert (tmp_path / "why.png").stat().st_size > 5000
+    assert (tmp_path / "why-2.png").is_file()
+    code, out, err = cli("inspect", str(run.path), "--out", tmp_path / "inside.png")
     assert code == 2
     assert "translator" in err

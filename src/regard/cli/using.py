@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from regard.cli.making import Quiet
-from regard.cli.words import translate
+from regard.cli.words import explain_words, translate
 from regard.console import Progress, columns
 from regard.errors import ConfigError, DataError, RegardError
 
@@ -149,7 +149,7 @@ class Explain:
     run_folder: Positional[str]
     """Run folder or checkpoint file."""
     inputs: Positional[tuple[str, ...]]
-    """Files, folders or globs."""
+    """Files, folders or globs; of a translator, sentences."""
     method: str = "integrated_gradients"
     """integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion."""
     target: str | None = None
@@ -168,6 +168,10 @@ class Explain:
     """integrated_gradients: points on the way from the mean picture to the input. Default: 32."""
     window: int | None = None
     """occlusion: tokens covered at a time along each axis. Default: 1."""
+    kind: str = "cross"
+    """Of a translator: encoder, decoder, cross or rollout; --layer and --head choose within it."""
+    form: Literal["both", "lines", "matrix", "heads"] = "both"
+    """Of a translator: lines between words, a matrix, both, or a small matrix of every head."""
     out: str = "explanation.png"
     """Picture to write (.png, .svg or .pdf)."""
     quiet: Quiet = False
@@ -178,6 +182,8 @@ class Explain:
         from regard.explain.draw import check_ending, draw_pages
 
         check_ending(Path(self.out))
+        if api.translates(self.run_folder):
+            return explain_words(self.run_folder, self.inputs, self.out, self.kind, self.layer, self.head, self.form)
         if self.mask and self.box:
             raise ConfigError("a mask and a box are given", do="give one of --mask and --box")
         options: dict[str, Any] = {

@@ -67,6 +67,24 @@ def save_translations(answers: Iterable[Translated], path: Path) -> Path:
     return path
 
 
+def explain_words(
+    run: str, inputs: tuple[str, ...], out: str, kind: str, layer: int | None, head: int | None, form: str
+) -> None:
+    """A picture a sentence, and whether to believe what its words are said to be worth."""
+    from regard import api
+    from regard.interpreter import Interpreter
+
+    interpreter, path, rows = api.load(run), Path(out), []
+    assert isinstance(interpreter, Interpreter)
+    for number, text in enumerate(_sentences(inputs), start=1):
+        reason = interpreter.explain(text)
+        own = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+        print(reason.save(own, kind, layer=-1 if layer is None else layer, head=head, form=form))
+        found, scores = reason.attention, reason.scores
+        rows.append((found.source.text, found.target.text, f"{scores.gain:+.3f} ± {scores.spread:.3f}", reason.verdict))
+    print(columns(("source", "translation", "gain over random orders, nats a token", "verdict"), rows))
+
+
 @dataclass
 class Compare:
     """Whether runs translate better than a first one, by paired tests on the same sentences."""

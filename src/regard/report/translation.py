@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.report import figures
 from regard.report.page import duration, facts, plain, table, whole_page
+from regard.report.words import words_explorer
 from regard.weights import Run, write_text
 
 NAMES = {
@@ -19,6 +20,7 @@ NAMES = {
     ),
 }
 SHOWN = 12
+WORDS = "explain/words.json"
 
 
 def write_translation(run: Run) -> None:
@@ -64,6 +66,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         f"<code>{escape(summary['signatures']['chrf'])}</code>.</p>",
         f"<h2>Training</h2><figure>{curves}</figure>",
         _examples(run),
+        _reasons(run),
         "<h2>Data</h2>",
         f"<p>{escape(data)}: {escape(about['recognised_by'])}. {escape(about['splits'])}.</p>",
         table(("split", "pairs"), [(name, f"{count:,}") for name, count in about["counts"].items()]),
@@ -103,6 +106,19 @@ def _examples(run: Run) -> str:
                 [(r["source"], r["translation"], r["reference"]) for r in chosen],
             )
         )
+    )
+
+
+def _reasons(run: Run) -> str:
+    if not (run.path / WORDS).is_file():
+        return ""
+    items = run.read_json(WORDS)
+    trusted = sum(item["trusted"] for item in items)
+    return (
+        "<h2>Why it translated so</h2><p>Attention <em>rollout</em> says which words of the source a translation goes "
+        "back to. It is tested: words are taken away, those it calls most relevant first, and the translation should "
+        "lose its probability sooner than in random orders. That holds clearly for "
+        f"{trusted} of {len(items)} sentences here.</p>" + words_explorer(items)
     )
 
 
