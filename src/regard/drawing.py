@@ -30,7 +30,7 @@ def canvas(width: float, height: float, background: str) -> Any:
 def missing_letters(texts: Iterable[str]) -> str:
     """Letters that no font of our figures has here, each once: in a picture they would be boxes.
 
-    >>> missing_letters(["größer", "ein Haus\n"])
+    >>> missing_letters(["größer", "ein Haus"])
     ''
     """
     letters = dict.fromkeys(letter for text in texts for letter in text if not letter.isspace())

@@ -65,7 +65,7 @@
   }
 
   const percent = (weight) => (100 * weight).toFixed(2) + "\u00a0%";
-  const short = (text) => (text.length > LONG ? text.slice(0, LONG - 1) + "…" : text);
+  const short = (text) => ([...text].length > LONG ? [...text].slice(0, LONG - 1).join("") + "…" : text);
 
   function nameOf(column, number) {
     const labels = shown.labels[column], label = labels[number];
