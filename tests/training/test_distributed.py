@@ -15,6 +15,7 @@ import regard
 from regard.data import Images, Loader, open_source, scan
 from regard.errors import ConfigError
 from tests.conftest import make_folder
+from tests.training.test_translation import write_pairs
 
 SETTINGS = {
     "model": "vit_nano", "depth": 2, "epochs": 2, "batch": 8, "explain": 0, "size": 16, "device": "cpu", "workers": 0,
@@ -22,9 +23,17 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def launch(ranks, data, out, case="nothing", update=-1, restarts=0, **settings) -> subprocess.CompletedProcess[str]:
+SENTENCES = {
+    "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "tokens": 256,
+    "epochs": 2, "explain": 0, "device": "cpu", "dropout": 0.0, "lr": 3e-4,
+}  # fmt: skip
+
+
+def launch(
+    ranks, data, out, case="nothing", update=-1, restarts=0, usual=SETTINGS, **settings
+) -> subprocess.CompletedProcess[str]:
     script = Path(__file__).with_name("ranks.py")
-    words = [script, str(data), str(out), case, str(update), json.dumps(SETTINGS | settings)]
+    words = [script, str(data), str(out), case, str(update), json.dumps(usual | settings)]
     start = [sys.executable]
     if ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -62,6 +71,15 @@ def assert_the_same_training(out, ranks, alone) -> None:
     a, b = (load_file(p / "checkpoints" / "last.safetensors") for p in (out, alone))
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=1e-4, rtol=1e-3)
+
+
+def test_several_processes_learn_to_translate_as_one(tmp_path):
+    """Batches by tokens, whose rows differ in words: each process's part counts by its words."""
+    data = write_pairs(tmp_path / "pairs", 130)
+    for ranks, out in ((1, tmp_path / "one"), (2, tmp_path / "two")):
+        done = launch(ranks, data, out, usual=SENTENCES)
+        assert done.returncode == 0, done.stderr
+    assert_the_same_training(tmp_path / "two", 2, tmp_path / "one")
 
 
 @pytest.mark.parametrize(("ranks", "shard"), [(2, False), (4, False), (2, True)])
