@@ -7,11 +7,10 @@ import math
 import platform
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,78 +27,13 @@ from regard.explain import Explanation, attends, reported
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.networks import Network
-from regard.nn.lora import merged
+from regard.plan import Plan
 from regard.predictor import Predictor, build
 from regard.report import write_report
 from regard.tasks import Classification, Learning
 from regard.training import ALONE, Feed, History, State, Training, World, adapt, largest_batch, save_state
 from regard.version import __version__
-from regard.weights import Checkpoint, Kept, Run, Start, open_weights, save_checkpoint, write_text
-
-
-@dataclass
-class Plan(ABC):
-    """What a run is made of, before its first step, whatever it learns from."""
-
-    config: RunConfig
-    origins: dict[str, Origin]
-    splits: list[str]
-    note: str
-    model: Network
-    parameters: int
-    start: Start | None
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.config.device)
-
-    @property
-    def tested(self) -> str:
-        return "test" if "test" in self.splits else "val"
-
-    @property
-    def network(self) -> Network:
-        """What the run is for: the network that its checkpoints hold."""
-        return self.model
-
-    def part(self, name: str) -> list[int]:
-        return [number for number, its in enumerate(self.splits) if its == name]
-
-    def keep(self, run: Run, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of the trained weights those that a checkpoint holds; what else is needed is written beside it."""
-        return merged(weights)
-
-    @property
-    @abstractmethod
-    def reads(self) -> str:
-        """What the network is given, in a few words."""
-
-    @abstractmethod
-    def key(self, number: int) -> str:
-        """What a sample is called."""
-
-    @abstractmethod
-    def task(self) -> Learning: ...
-
-    @abstractmethod
-    def feed(self, world: World) -> Feed:
-        """What training is fed with."""
-
-    @abstractmethod
-    def loader(self, part: str, world: World = ALONE) -> Any:
-        """Samples of one part as they are, for evaluation."""
-
-    @abstractmethod
-    def judge(self, model: nn.Module, validation: Any, tick: Callable[..., None], world: World) -> dict[str, float]:
-        """Validation figures: weights are kept by the highest accuracy, or if there is none by the lowest loss."""
-
-    @abstractmethod
-    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Kept:
-        """What is kept of the network, with all that is needed to use it."""
-
-    @abstractmethod
-    def about(self) -> dict[str, Any]:
-        """What a state needs beside tensors, to build the same network again."""
+from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
 
 
 @dataclass
@@ -113,6 +47,16 @@ class ImagePlan(Plan):
     @property
     def classes(self) -> tuple[str, ...]:
         return self.found.source.classes
+
+    samples: ClassVar[str] = "images"
+
+    @property
+    def step_size(self) -> str:
+        return f"{self.config.images_a_step * self.config.accumulate} images"
+
+    def few(self) -> tuple[int, Loader]:
+        count = self.config.images_a_step
+        return count, Loader(self.images, self.part("val")[:count], count)
 
     @property
     def reads(self) -> str:
@@ -382,14 +326,14 @@ def finish(run: Run, plan: ImagePlan, history: History, progress: Progress) -> N
     write_report(run)
 
 
-def rehearse(plan: ImagePlan, progress: Progress) -> str:
+def rehearse(plan: Plan, progress: Progress) -> str:
     """One step to see that all works, one to time it, one batch of validation; then what the run would take."""
 
     class Nowhere:
         def __getattr__(self, name: str) -> Any:
             return lambda *_: None
 
-    few = Loader(plan.images, plan.part("val")[: plan.config.images_a_step], plan.config.images_a_step)
+    count, few = plan.few()
     training = make_training(plan, few, Nowhere(), progress, ALONE)
     parts = [part for part, _, _ in itertools.islice(training.batches(), plan.config.accumulate)]
     plan.model.train()
@@ -401,17 +345,17 @@ def rehearse(plan: ImagePlan, progress: Progress) -> str:
         times.append(time.monotonic() - begun)
     begun = time.monotonic()
     training.evaluate(plan.model, lambda *_: None)
-    judged = (time.monotonic() - begun) * -(-plan.splits.count("val") // plan.config.images_a_step)
+    judged = (time.monotonic() - begun) * -(-plan.splits.count("val") // count)
     seconds = times[1] * training.steps + judged * plan.config.epochs + times[0]
     memory = torch.cuda.max_memory_allocated() if plan.device.type == "cuda" else None
     rows = [
         ("parameters", f"{plan.parameters:,}"),
-        ("images", ", ".join(f"{name} {plan.splits.count(name):,}" for name in ("train", "val", "test"))),
-        ("steps", f"{training.steps:,} of {plan.config.images_a_step * plan.config.accumulate} images"),
+        (plan.samples, ", ".join(f"{name} {plan.splits.count(name):,}" for name in plan.named_splits)),
+        ("steps", f"{training.steps:,} of {plan.step_size}"),
         ("first loss", f"{loss:.3f}"),
         ("a step", f"{times[1] * 1000:.0f} ms (the first one {times[0]:.1f} s)"),
         ("an epoch", f"{times[1] * training.steps / plan.config.epochs + judged:.0f} s with validation"),
-        ("training", f"about {seconds / 60:.1f} minutes, loading of images not counted"),
+        ("training", f"about {seconds / 60:.1f} minutes, loading of {plan.samples} not counted"),
         ("memory", f"{memory / 2**30:.2f} GiB on the GPU" if memory else "not measured on a CPU"),
     ]
     return columns(("plan", ""), rows)

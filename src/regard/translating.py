@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,15 +32,17 @@ from regard.interpreter import BEAMS, PENALTY, Interpreter
 from regard.metrics import Comparison, compare_translations
 from regard.networks.translator import Translator
 from regard.nn import Attention
+from regard.plan import Plan
 from regard.recipes.settle import pick_device
 from regard.recipes.translation import TEXT_RECIPES, check_text_settings, settle_text
 from regard.report import write_report
 from regard.report.translation import WORDS
-from regard.runner import Plan, begin_folder, environment, fit
+from regard.runner import begin_folder, environment, fit, rehearse
 from regard.tasks import Learning, NextWord
 from regard.training import ALONE, Feed, History, State, World, joined, load_state
 from regard.weights import TOKENIZERS, Run, TextCheckpoint, write_text
 
+FEW = 64  # validation pairs of a rehearsal
 BY_CHARACTERS = ("ja", "ko", "th", "zh", "jpn", "kor", "tha", "zho", "chi", "cmn")
 """Languages whose words sacreBLEU's usual tokenizer does not part: BLEU counts characters."""
 
@@ -72,6 +74,19 @@ class TextPlan(Plan):
         """The test sets, or where there is none the validation set."""
         return sorted({name for name in self.splits if name.startswith("test")}) or ["val"]
 
+    samples: ClassVar[str] = "pairs"
+
+    @property
+    def named_splits(self) -> list[str]:
+        return ["train", "val", *(name for name in self.tests if name != "val")]
+
+    @property
+    def step_size(self) -> str:
+        return f"up to {self.text.tokens * self.config.accumulate:,} tokens a side"
+
+    def few(self) -> tuple[int, TextLoader]:
+        return FEW, self._loader(self.part("val")[:FEW], ALONE)
+
     @property
     def reads(self) -> str:
         sizes = sorted({self.tokenizers.source.size, self.tokenizers.target.size})
@@ -92,7 +107,9 @@ class TextPlan(Plan):
         return TextFeed(loader, self.device)
 
     def loader(self, part: str, world: World = ALONE) -> TextLoader:
-        index = self.part(part)
+        return self._loader(self.part(part), world)
+
+    def _loader(self, index: list[int], world: World) -> TextLoader:
         most = max(int(lengths.max()) for lengths in self.pairs.lengths(np.array(index)))
         return TextLoader(self.pairs, index, max(most, self.text.tokens), rank=world.rank, ranks=world.size)
 
@@ -321,8 +338,6 @@ def train_text(
     """A run of translation, from its settings to its report."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_text_settings(settings)
-    if dry_run:
-        raise ConfigError("dry_run is for images so far", do="leave --dry-run out, or train for --steps 2")
     out, asked = settings.get("out"), change(TranslateConfig(), settings)
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
@@ -340,6 +355,9 @@ def train_text(
         config, origins = settle_text(corpus, settings)
         config = change(config, {"out": world.agree(config.out or "")})
         plan = make_text_plan(corpus, config, origins, progress)
+        if dry_run:
+            print(rehearse(plan, progress))
+            return Run(Path(config.out or ""))
         run = Run(Path(config.out or "").expanduser())
         if world.first:
             command = command or f"regard.train({str(data)!r}, **{settings!r})"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -198,6 +199,14 @@ def test_the_papers_schedule():
 def test_settings_that_make_no_sense_are_refused(data, settings, says):
     with pytest.raises(regard.RegardError, match=says):
         regard.train(data, quiet=True, **settings)
+
+
+def test_a_rehearsal_prints_the_plan_and_writes_nothing(data, tmp_path, capsys):
+    regard.train(data, **SMALL, epochs=3, dry_run=True, out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert re.search(r"pairs +train 540, val 30, test 30", said)
+    assert "of up to 256 tokens a side" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_steps_in_place_of_epochs(data, tmp_path):

@@ -60,21 +60,19 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
 
 
 @style()
-def losses(rows: list[dict[str, str]], best_epoch: int | None) -> str:
-    """Reconstruction loss against epochs."""
+def losses(rows: list[dict[str, str]], best_epoch: int | None, what: str, train: str = "train") -> str:
+    """A loss against epochs."""
     figure = canvas(5.6, 3.2, background="none")
     ax = figure.subplots()
     epochs, dot = [int(row["epoch"]) for row in rows], "o" if len(rows) == 1 else ""
-    for line, (column, name, colour) in enumerate(
-        (("train_loss", "train (cropped, other masks every epoch)", BLUE), ("val_loss", "validation", ORANGE))
-    ):
+    for line, (column, name, colour) in enumerate((("train_loss", train, BLUE), ("val_loss", "validation", ORANGE))):
         ax.plot(epochs, [float(row[column]) for row in rows], dot + "-", color=colour)
         ax.text(0.97, 0.95 - 0.08 * line, name, transform=ax.transAxes, ha="right", va="top", color=colour)
     if best_epoch:
         ax.plot([best_epoch], [float(rows[epochs.index(best_epoch)]["val_loss"])], "o", color=GREEN)
         label = f"kept: epoch {best_epoch}"
         ax.text(0.97, 0.79, label, transform=ax.transAxes, ha="right", va="top", color=GREEN)
-    dress(ax, "epoch", "squared error on hidden patches")
+    dress(ax, "epoch", what)
     return to_svg(figure)
 
 

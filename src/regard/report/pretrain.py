@@ -41,7 +41,10 @@ def write_pretraining(run: Run) -> None:
     """Draw the curves, then write report.html, from the files of the run."""
     data, config, origins = run.read_config()
     about, summary = run.read_json("data.json"), run.read_json("summary.json")
-    curves = figures.losses(run.read_rows("metrics.csv"), summary["best_epoch"])
+    curves = figures.losses(
+        run.read_rows("metrics.csv"), summary["best_epoch"], "squared error on hidden patches",
+        "train (cropped, other masks every epoch)",
+    )  # fmt: skip
     write_text(run.path / "figures" / "curves.svg", curves)
     write_text(run.path / "report.html", _page(run, data, config, origins, about, summary, curves))
 

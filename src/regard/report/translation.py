@@ -27,7 +27,8 @@ def write_translation(run: Run) -> None:
     """Draw the curves, then write model_card.md and report.html, from the files of the run."""
     data, config, origins = run.read_config()
     about, summary = run.read_json("data.json"), run.read_json("summary.json")
-    curves = figures.losses(run.read_rows("metrics.csv"), summary["best_epoch"])
+    smoothed = "train (with dropout and smoothed labels)" if config.smoothing else "train (with dropout)"
+    curves = figures.losses(run.read_rows("metrics.csv"), summary["best_epoch"], "nats a token", smoothed)
     write_text(run.path / "figures" / "curves.svg", curves)
     write_text(run.path / "model_card.md", _card(run, data, config, about, summary))
     write_text(run.path / "report.html", _page(run, data, config, origins, about, summary, curves))
