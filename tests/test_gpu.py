@@ -11,12 +11,13 @@ from regard.config import RunConfig
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.explorer import record_attention
 from regard.explain.registers import RegisterNeuron
-from regard.tasks import Classification
+from regard.tasks import Classification, NextWord
 from regard.training import Average, Training
 from regard.training.step import Step
 from regard.weights import Run
 from tests.conftest import make_folder
 from tests.nn.test_attention import Watch, reference
+from tests.training.test_translation import write_pairs
 
 pytestmark = pytest.mark.gpu
 
@@ -207,3 +208,38 @@ def test_the_largest_batch_is_found(tmp_path, little_memory):
         out=tmp_path / "run",
     )  # fmt: skip
     assert 8 <= json.loads((run.path / "config.json").read_text())["batch"]["value"] < 128
+
+
+@pytest.mark.parametrize("model", ["transformer_nano", "rnn_nano"])
+def test_translation_is_learnt_on_the_gpu_in_a_few_recorded_shapes(tmp_path, model):
+    data = write_pairs(tmp_path / "data", 600)
+    run = regard.train(
+        data, model=model, width=64, vocabulary=300, tokens=512, epochs=25, lr=5e-3, dropout=0.0, smoothing=0.0,
+        out=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    config = json.loads((run.path / "config.json").read_text())
+    assert config["compile"]["value"] == (model == "transformer_nano")
+    assert run.read_json("summary.json")["figures"]["exact_match"]["value"] > 0.8
+    on_cpu, on_gpu = (regard.load(run.path, device=device).predict("one two three") for device in ("cpu", "cuda"))
+    assert on_cpu.text == on_gpu.text
+    assert on_cpu.score == pytest.approx(on_gpu.score, abs=1e-2)
+
+
+def test_recorded_steps_of_several_shapes_move_the_weights_as_ordinary_ones_do():
+    """One CUDA graph a shape, in one pool, taking turns; nothing random."""
+    shapes = [(8, 5, 7), (4, 9, 8), (8, 5, 7), (4, 9, 8)] * 6
+    torch.manual_seed(1)
+    batches = [(torch.randint(3, 50, (b, s)).cuda(), torch.randint(3, 50, (b, t)).cuda()) for b, s, t in shapes]
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = regard.create("transformer_nano", vocabulary=50, width=32, depth=2, heads=2, mlp=64, dropout=0.0).cuda()
+        config = RunConfig(compile=compiled, precision="fp32", weight_decay=0.1)
+        step, losses = Step(model, NextWord(0, 0.1), config, torch.device("cuda")), []
+        for number, (source, target) in enumerate(batches):
+            step.set_rate(1e-4 * (number + 1))
+            losses.append(float(step.whole([(source, target, 1.0)])[0]))
+        assert len(step.recorded) == 2 * compiled
+        ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
+    torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
+    assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()

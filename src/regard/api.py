@@ -123,15 +123,15 @@ def create(
 
 
 def load(
-    path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None
+    path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None, average: int = 0
 ) -> Predictor | Interpreter:
     """What predicts, from a run folder (its best weights) or from a weights file; on a GPU if there is one.
 
     Of a translator, also of a folder with an Opus-MT model, an `Interpreter`; of others a `Predictor`. `heads` is for
-    files that do not say how many they have.
+    files that do not say how many they have; `average` for translators that kept so many epochs: the mean of these.
     """
     if is_marian(path) or translates(path):
-        return Interpreter.open(path, torch.device(pick_device(device)))
+        return Interpreter.open(path, torch.device(pick_device(device)), average)
     return load_images(path, device, quiet, heads)
 
 

@@ -11,14 +11,15 @@ import torch
 
 from regard.data.text import Tokenizers
 from regard.data.text import open_marian as open_vocabulary
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RunError
 from regard.evaluation import translate_all
 from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
 from regard.explain.draw_words import draw_words
 from regard.networks.decoding import stream
 from regard.networks.translator import Translator
 from regard.tasks import Translated
-from regard.weights import is_marian, open_marian, open_text
+from regard.weights import Run, is_marian, open_marian, open_text
+from regard.weights import average as mean_of
 
 BEAMS, PENALTY = 4, 0.6
 
@@ -52,13 +53,23 @@ class Interpreter:
         self.model.to(device).eval()
 
     @staticmethod
-    def open(path: str | Path, device: torch.device) -> Interpreter:
-        """Of a run folder, of a checkpoint in one, or of a folder with an Opus-MT model."""
+    def open(path: str | Path, device: torch.device, average: int = 0) -> Interpreter:
+        """Of a run folder, of a checkpoint in one, or of a folder with an Opus-MT model.
+
+        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
+        """
         if is_marian(path):
             return Interpreter(
                 open_marian(path), open_vocabulary(Path(path).expanduser()), ("source", "target"), device
             )
         checkpoint, model, tokenizers = open_text(path)
+        if average:
+            run = Run.open(path)
+            kept = sorted(run.checkpoint().parent.glob("epoch-*.safetensors"))
+            if len(kept) < average:
+                do = "train with --keep of as many, or average fewer"
+                raise RunError(f"the run keeps the weights of {len(kept)} epochs, not of {average}", where=path, do=do)
+            model.load_state_dict(mean_of([open_text(file)[0].weights for file in kept[-average:]]))
         return Interpreter(model, tokenizers, checkpoint.languages, device)
 
     def __repr__(self) -> str:

@@ -1,0 +1,62 @@
+"""What translates: a stored Opus-MT model as transformers would run it, and the mean of a run's last epochs."""
+
+import pytest
+import torch
+
+import regard
+from regard.errors import RunError
+from regard.weights import average
+from tests.data.text.test_spm import ENGLISH, GERMAN, folder  # noqa: F401
+from tests.training.test_translation import SMALL, write_pairs
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path):  # noqa: F811
+    """The whole way: text, SentencePiece, numbers, network, search, numbers, text."""
+    import transformers
+
+    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+    tokenizer = transformers.MarianTokenizer(*files, source_lang="en")
+    torch.manual_seed(0)
+    config = transformers.MarianConfig(
+        vocab_size=tokenizer.vocab_size, decoder_vocab_size=tokenizer.vocab_size, d_model=32, encoder_layers=2,
+        decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,
+        max_position_embeddings=128, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id, forced_eos_token_id=None, scale_embedding=True,
+        activation_function="swish", init_std=0.5,
+    )  # fmt: skip
+    theirs = transformers.MarianMTModel._from_config(config, attn_implementation="eager").eval()
+    theirs.save_pretrained(tmp_path)
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    ours = regard.load(tmp_path)
+    assert isinstance(ours, regard.Interpreter)
+    compared = 0
+    for text in [*ENGLISH, *GERMAN]:
+        numbers = tokenizer([text], return_tensors="pt")["input_ids"]
+        limit = numbers.shape[1] + 50
+        with torch.inference_mode():
+            found = theirs.generate(
+                numbers,
+                num_beams=1,
+                do_sample=False,
+                max_new_tokens=limit - 1,
+                bad_words_ids=[[tokenizer.pad_token_id]],
+            )[0, 1:].tolist()
+        mine = "".join(ours.stream(text))
+        wanted = ours.tokenizers.target.decode(found)
+        assert mine[: len(wanted)] == wanted[: len(mine)]  # where one may be longer, up to there
+        compared += len(wanted)
+    assert compared > 100
+
+
+def test_the_mean_of_the_last_epochs_is_a_translator_too(tmp_path):
+    data = write_pairs(tmp_path / "data", 150)
+    run = regard.train(data, **SMALL, epochs=4, keep=3, out=tmp_path / "run")
+    kept = sorted((run.path / "checkpoints").glob("epoch-*.safetensors"))
+    assert len(kept) == 3
+    expected = average([regard.load(path).model.state_dict() for path in kept[-2:]])
+    made = regard.load(run.path, average=2).model.state_dict()
+    assert all(torch.equal(made[name], expected[name]) for name in expected)
+    with pytest.raises(RunError, match="keeps the weights of 3 epochs"):
+        regard.load(run.path, average=5)
