@@ -145,10 +145,10 @@ class Bottleneck:
             cells = (shares[model, length] for length in self.task.lengths)
             said = " | ".join(f"{100 * p.exact.value:.0f} ({100 * p.symbols.value:.0f})" for p in cells)
             lines.append(f"| {model} | {count:,} | {self.seconds[model]:.0f} | {said} |")
-        task = self.task
+        task, seeds = self.task, self.points[0].seeds
         lines += ["", (
-            f"Percent of sentences right, and of symbols, by length; {task.sentences} sentences of each and means over "
-            f"{self.points[0].seeds} seeds. {task.symbols} symbols, trained on lengths 1 to {task.longest}, width "
+            f"Percent of sentences right, and of symbols, by length; {task.sentences} sentences of each, mean over "
+            f"{seeds} seed{'s' * (seeds > 1)}. {task.symbols} symbols, trained on lengths 1 to {task.longest}, width "
             f"{task.width}, one layer, {task.steps:,} steps of {task.batch}; 95 % intervals in study.json."
         )]  # fmt: skip
         return "\n".join(lines)
