@@ -156,6 +156,22 @@ def test_points_and_sentences_are_arithmetic_on_recalls():
     assert "| rnn_plain | 10 | 1 | 91 (96) | 11 (31) |" in found.table()
 
 
+def test_a_seed_decides_the_weights_and_nothing_else_does(monkeypatch):
+    begun = []
+    module = sys.modules["regard.study.attention.bottleneck"]
+    monkeypatch.setattr(
+        module, "learn", lambda model, task, seed: begun.append(model.embedding.weight.detach().clone())
+    )
+    for start in (1, 2):
+        torch.manual_seed(start)
+        before = torch.get_rng_state()
+        bottleneck(("rnn_plain",), task=TINY, seeds=2)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(begun[0], begun[2])
+    assert torch.equal(begun[1], begun[3])
+    assert not torch.equal(begun[0], begun[1])
+
+
 def test_finished_networks_are_kept_and_the_rest_is_made(tmp_path, monkeypatch):
     module, learned = sys.modules["regard.study.attention.bottleneck"], []
 

@@ -166,6 +166,8 @@ def costs(
     sizes = sizes or Sizes()
     if len(set(lengths)) < 2 or min(lengths) < 1:
         raise ConfigError(f"lengths={tuple(lengths)} show no growth", do="give at least two, such as 128,256,512")
+    if not device.startswith(("cpu", "cuda")):
+        raise ConfigError(f"memory cannot be counted on {device}", do="give device cpu or cuda")
     found = list[Cost]()
     settings = asdict(sizes) | {"device": device, "threads": torch.get_num_threads()}
     for length in sorted(set(lengths)):
