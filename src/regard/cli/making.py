@@ -141,13 +141,16 @@ class Resume:
 
 @dataclass
 class StudyCommand:
-    """Compare over several runs: models by amount of data, position embeddings, or where the norms stand."""
+    """Compare over several runs: models by amount of data, position embeddings, or where the norms stand.
 
-    kind: Positional[Literal["data-size", "positions", "norm"]]
+    Or show why attention: the context bottleneck, 1/√d_k, what layers cost by length, and sinusoids. It takes no data.
+    """
+
+    kind: Positional[Literal["data-size", "positions", "norm", "attention"]]
     """What to compare."""
-    data: Positional[str]
-    """Data as for train."""
     settings: OmitArgPrefixes[RunConfig]
+    data: Positional[str] = ""
+    """Data as for train; none for attention."""
     models: str = "vit_nano,resnet_nano"
     """data-size: the models, with commas between them."""
     sizes: str = ""
@@ -156,12 +159,22 @@ class StudyCommand:
     """Runs of each, with seeds 0, 1, …"""
     jobs: int = 1
     """Runs made at a time: small networks leave a GPU, or many cores, half idle."""
+    quick: bool = False
+    """attention: a small form of it, in seconds."""
+    parts: str = ""
+    """attention: some of sinusoids,gradients,costs,bottleneck. Default: all."""
     quiet: Quiet = False
 
     def run(self) -> None:
         from regard import study
 
         given = _flags(RunConfig)
+        if self.kind == "attention":
+            return self._attention(given)
+        if not self.data:
+            raise ConfigError(f"a study of {self.kind} needs data", do=f"give it: regard study {self.kind} DATA")
+        for name in _flags(StudyCommand) & {"quick", "parts"}:
+            raise ConfigError(f"--{name} is for `regard study attention`", do="leave it out")
         settings: dict[str, Any] = {
             f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given
         }
@@ -179,6 +192,22 @@ class StudyCommand:
         ]))  # fmt: skip
         print(*result.says(), sep="\n")
         print(plan.out / "study.md")
+
+    def _attention(self, given: set[str]) -> None:
+        from regard.study import attention_study
+
+        if self.data:
+            raise ConfigError(f"the attention study makes its own data, and {self.data!r} is none", do="leave it out")
+        for name in sorted(given - {"out", "device"} | (_flags(StudyCommand) & {"models", "sizes", "jobs"})):
+            raise ConfigError(f"the attention study has no --{name.replace('_', '-')}", do="leave it out")
+        more: dict[str, Any] = {name: getattr(self.settings, name) for name in given}
+        if parts := tuple(word.strip() for word in self.parts.split(",") if word.strip()):
+            more["parts"] = parts
+        if "seeds" in _flags(StudyCommand):
+            more["seeds"] = self.seeds
+        found = attention_study(quick=self.quick, quiet=self.quiet, **more)
+        print(*found.says(), sep="\n")
+        print(found.out / "study.md")
 
 
 def _flags(cls: type) -> set[str]:

@@ -119,10 +119,7 @@ def beam_search(
     >>> found.words.shape, bool(found.scores[0, 0] >= found.scores[0, 1])
     (torch.Size([1, 2, 12]), True)
     """
-    if not 1 <= best <= beams or 2 * beams > beams * model.config.target_words:
-        raise ConfigError(f"{best} best of {beams} beams cannot be had", do="give beams=4, and best= up to as many")
-    if alpha < 0:
-        raise ConfigError(f"alpha={alpha} would reward short sentences", do="give 0 or more, such as 0.6")
+    check_search(model, beams, alpha, best)
     limit, length = _limits(model, source, ratio, constant)
     with _evaluating(model):
         search = Search(model, source, limit, length, beams=beams, alpha=alpha, best=best, cached=cached)
@@ -131,6 +128,14 @@ def beam_search(
             if _time_to_look(n, source) and bool(search.done.all()):
                 break
     return Hypotheses(search.ended[:, :best], search.ended_scores[:, :best])
+
+
+def check_search(model: Translator, beams: int, alpha: float, best: int) -> None:
+    """Refuse what no search can be."""
+    if not 1 <= best <= beams or 2 * beams > beams * model.config.target_words:
+        raise ConfigError(f"{best} best of {beams} beams cannot be had", do="give beams=4, and best= up to as many")
+    if alpha < 0:
+        raise ConfigError(f"alpha={alpha} would reward short sentences", do="give 0 or more, such as 0.6")
 
 
 class Search:

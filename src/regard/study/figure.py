@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.drawing import canvas, style
@@ -17,14 +18,19 @@ DPI = 160
 
 @style()
 def draw(result: Result) -> None:
-    """Write study.svg, in the colours of the page it stands on, and study.png, on white."""
+    """Write study.svg and study.png."""
     figure = canvas(6.4, 4.0, background="none")
     ax = figure.subplots()
     sizes = sorted({point.images for point in result.points})
     (_curves if len(sizes) > 1 else _rows)(ax, result)
-    out = result.study.out
-    write_text(out / "study.svg", to_svg(figure))
-    write_aside(out / "study.png", lambda aside: figure.savefig(aside, format="png", dpi=DPI, facecolor="white"))
+    save(figure, result.study.out / "study")
+
+
+def save(figure: Any, path: Path) -> None:
+    """As .svg, in the colours of the page it stands on, and as .png, on white."""
+    write_text(path.with_suffix(".svg"), to_svg(figure))
+    png = path.with_suffix(".png")
+    write_aside(png, lambda aside: figure.savefig(aside, format="png", dpi=DPI, facecolor="white"))
 
 
 def _curves(ax: Any, result: Result) -> None:

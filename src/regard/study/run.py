@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,14 +10,14 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 from regard import api
-from regard.config import read_json
 from regard.console import Progress
 from regard.data import Scan, split
-from regard.errors import ConfigError, DivergedError, RunError
+from regard.errors import ConfigError, DivergedError
 from regard.recipes.settle import check_settings, settle
+from regard.study.keep import keep_plan
 from regard.study.plan import Study, Trial
 from regard.study.result import Result, collect
-from regard.weights import Run, to_json, write_text
+from regard.weights import Run
 
 STEPS_OF_TWO = 5
 """Sizes of a study that names none: all the training images, and half of that so many times."""
@@ -118,18 +117,7 @@ def _settled(study: Study, found: Scan) -> Study:
 
 def _keep_plan(study: Study, found: Scan) -> None:
     """Runs of other settings or other data do not belong in one folder; more arms, sizes and seeds do."""
-    plan = json.loads(to_json({"kind": study.kind, "data": found.fingerprint(), "settings": study.settings}))
-    path = study.out / "plan.json"
-    if path.is_file():
-        stored = read_json(path)
-        differ = [key for key in plan if stored.get(key) != plan[key]]
-        if differ:
-            what = f"the study there is another: its {' and '.join(differ)} differ"
-            raise RunError(what, where=study.out, do="choose another --out, or give the settings it was begun with")
-        return
-    if study.out.exists() and (not study.out.is_dir() or any(study.out.iterdir())):
-        raise RunError("the folder exists and holds no study", where=study.out, do="choose another --out")
-    write_text(path, to_json(plan))
+    keep_plan(study.out, {"kind": study.kind, "data": found.fingerprint(), "settings": study.settings})
 
 
 def _finished(study: Study, trial: Trial) -> bool:

@@ -1,0 +1,77 @@
+"""Beam search over many batches: on a GPU one step is recorded, and launched again for every word as one.
+
+A step is hundreds of small kernels, and launching them one by one from Python takes longer than they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.networks.decoding import Hypotheses, Search, _evaluating, _limits, _time_to_look, check_search
+from regard.networks.translator import Translator
+
+WARM = 3  # ordinary steps before recording: libraries choose their kernels
+SHAPES = 8  # kept at most, the latest to come; each holds the past of all its beams
+
+
+class RecordedSearch:
+    """`beam_search` with one setting, which keeps the memory and the recording of each shape of sources it has met.
+
+    Off the GPU nothing is recorded, and the answers are the same. Weights may move between two calls, but only in
+    place.
+
+    >>> import regard
+    >>> search = RecordedSearch(regard.create("transformer_nano", vocabulary=20), beams=2, constant=8)
+    >>> search(torch.tensor([[5, 6, 7, 2]])).words.shape
+    torch.Size([1, 1, 12])
+    """
+
+    def __init__(
+        self,
+        model: Translator,
+        *,
+        beams: int = 4,
+        alpha: float = 0.6,
+        best: int = 1,
+        ratio: float = 1.0,
+        constant: int = 50,
+    ):
+        check_search(model, beams, alpha, best)
+        self.model, self.beams, self.alpha, self.best = model, beams, alpha, best
+        self.ratio, self.constant = ratio, constant
+        self.kept: dict[torch.Size, tuple[Search, Callable[[], None]]] = {}
+        self.pool: Any = None
+
+    @torch.no_grad()
+    def __call__(self, source: Tensor) -> Hypotheses:
+        """The best sentences for sources (B, S)."""
+        limit, length = _limits(self.model, source, self.ratio, self.constant)
+        with _evaluating(self.model):
+            if source.shape not in self.kept:
+                search = Search(self.model, source, limit, length, beams=self.beams, alpha=self.alpha, best=self.best)
+                play = self._recorded(search, source, limit) if source.is_cuda else search.advance
+                while len(self.kept) >= SHAPES:
+                    del self.kept[next(iter(self.kept))]
+                self.kept[source.shape] = search, play
+            search, play = self.kept[source.shape]
+            search.restart(source, limit)
+            for n in range(length):
+                play()
+                if _time_to_look(n, source) and bool(search.done.all()):
+                    break
+        # What the search holds is written over by the next batch.
+        return Hypotheses(search.ended[:, : self.best].clone(), search.ended_scores[:, : self.best].clone())
+
+    def _recorded(self, search: Search, source: Tensor, limit: Tensor) -> Callable[[], None]:
+        for _ in range(WARM):
+            search.advance()
+            search.restart(source, limit)  # there may be room for fewer words than this
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            search.advance()
+        self.pool = graph.pool()  # one runs at a time
+        return graph.replay

@@ -1,0 +1,252 @@
+"""The context bottleneck: how well networks repeat sentences of random symbols, by length.
+
+The decks' "Seq2seq": a context vector is of limited size, so it can hardly carry all of a sentence; with attention the
+decoder selects what it needs from the encoder itself. Random symbols cannot be guessed from each other, so that each
+one has to be carried. All networks see the same sentences in the same order, and as many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import api
+from regard.errors import ConfigError, did_you_mean
+from regard.metrics import Figure, repeated
+from regard.networks.decoding import greedy
+from regard.networks.translator import Translator
+from regard.study.keep import kept
+from regard.study.result import Gap
+from regard.training.optim import learning_rate, make_optimizers
+
+PADDING, START, END, FIRST = 0, 1, 2, 3  # as TextConfig has them; symbols follow
+
+# Name, model, times the width, and its own fields. One layer each.
+ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "rnn_plain": ("rnn_plain", 1, {}),
+    "rnn_plain (2 × width)": ("rnn_plain", 2, {}),
+    "rnn_attention": ("rnn_attention", 1, {}),
+    "transformer": ("transformer_nano", 1, {"heads": 4, "norm": "pre"}),
+}
+
+
+@dataclass(frozen=True)
+class Repeating:
+    """What is to be repeated, and how it is learned."""
+
+    symbols: int = 10
+    longest: int = 24
+    """Training sentences have 1 to so many symbols."""
+    lengths: tuple[int, ...] = (4, 8, 12, 16, 20, 24, 32)
+    """Of the sentences it is tried on; longer ones than `longest` have never been seen."""
+    width: int = 64
+    steps: int = 1000
+    batch: int = 64
+    rate: float = 3e-3
+    sentences: int = 200
+    """Of each length, the same for all networks and seeds."""
+
+
+QUICK = Repeating(longest=8, lengths=(2, 4, 6, 8, 12), width=32, steps=400, sentences=50)
+
+
+class Recall(NamedTuple):
+    """One network on sentences of one length: the shares of sentences, and of symbols, that are right."""
+
+    model: str
+    length: int
+    seed: int
+    exact: float
+    symbols: float
+
+
+class Point(NamedTuple):
+    """The same over all seeds."""
+
+    model: str
+    length: int
+    exact: Figure
+    symbols: Figure
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What was found."""
+
+    task: Repeating
+    recalls: list[Recall]
+    parameters: dict[str, int]
+    seconds: dict[str, float]
+    """Of training, mean over seeds."""
+
+    @property
+    def points(self) -> list[Point]:
+        points = []
+        for (model, length), group in itertools.groupby(self._sorted(), key=lambda r: (r.model, r.length)):
+            group = list(group)
+            shares = (np.array([getattr(recall, part) for recall in group]) for part in ("exact", "symbols"))
+            exact, symbols = (repeated(share, self.task.sentences) for share in shares)
+            points.append(Point(model, length, exact, symbols, len(group)))
+        return points
+
+    def _sorted(self) -> list[Recall]:
+        order = list(self.parameters)
+        return sorted(self.recalls, key=lambda recall: (order.index(recall.model), recall.length, recall.seed))
+
+    def gap(self, one: str, other: str, length: int) -> Gap:
+        """By how much more symbols `one` has right than `other`, seed by seed."""
+        found = {(r.model, r.seed): r.symbols for r in self.recalls if r.length == length}
+        seeds = [seed for model, seed in found if model == one and (other, seed) in found]
+        values = [found[one, seed] - found[other, seed] for seed in seeds]
+        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return Gap(length, statistics.fmean(values), error, len(values))
+
+    def says(self) -> list[str]:
+        """In sentences: who falls with length, and whether attention mends it."""
+        seen = [length for length in self.task.lengths if length <= self.task.longest]
+        shares = {(p.model, p.length): p for p in self.points}
+        lines = []
+        for model in self.parameters:
+            first, last = (shares[model, length] for length in (seen[0], seen[-1]))
+            lines.append(
+                f"{model}: {first.exact.value:.0%} of sentences of {seen[0]} symbols are right, "
+                f"{last.exact.value:.0%} of {seen[-1]} (symbols: {first.symbols.value:.0%} and "
+                f"{last.symbols.value:.0%}; guessing: {1 / self.task.symbols:.0%})."
+            )
+        for one, other in (("rnn_attention", "rnn_plain"), ("transformer", "rnn_attention")):
+            if {one, other} <= self.parameters.keys():
+                lines.append(_ahead(one, other, self.gap(one, other, seen[-1])))
+        for length in self.task.lengths:
+            if length > self.task.longest:
+                said = ", ".join(f"{model} {shares[model, length].exact.value:.0%}" for model in self.parameters)
+                lines.append(f"Of {length} symbols, longer than any it was trained on, sentences right: {said}.")
+        return lines
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [recall._asdict() for recall in self._sorted()]
+
+    def table(self) -> str:
+        shares = {(p.model, p.length): p for p in self.points}
+        head = "| | parameters | training, s | " + " | ".join(str(length) for length in self.task.lengths) + " |"
+        lines = [head, "|---" * (3 + len(self.task.lengths)) + "|"]
+        for model, count in self.parameters.items():
+            cells = (shares[model, length] for length in self.task.lengths)
+            said = " | ".join(f"{100 * p.exact.value:.0f} ({100 * p.symbols.value:.0f})" for p in cells)
+            lines.append(f"| {model} | {count:,} | {self.seconds[model]:.0f} | {said} |")
+        task, seeds = self.task, self.points[0].seeds
+        lines += ["", (
+            f"Percent of sentences right, and of symbols, by length; {task.sentences} sentences of each, mean over "
+            f"{seeds} seed{'s' * (seeds > 1)}. {task.symbols} symbols, trained on lengths 1 to {task.longest}, width "
+            f"{task.width}, one layer, {task.steps:,} steps of {task.batch}; 95 % intervals in study.json."
+        )]  # fmt: skip
+        return "\n".join(lines)
+
+
+def _ahead(one: str, other: str, gap: Gap) -> str:
+    sure = "" if gap.sure else "; of so few seeds, it may be chance" if gap.error else "; of one seed, a hint only"
+    error = "" if gap.error is None else f" ± {100 * gap.error:.0f}"
+    return (
+        f"At {gap.images} symbols {one} has {100 * gap.mean:.0f}{error} points more of them right than {other}{sure}."
+    )
+
+
+def bottleneck(
+    arms: Sequence[str] = tuple(ARMS),
+    *,
+    task: Repeating | None = None,
+    seeds: int = 3,
+    keep: Path | None = None,
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda text: None,
+) -> Bottleneck:
+    """Train each network with each seed and try it on each length. What is finished is kept in the folder `keep`.
+
+    >>> tiny = Repeating(symbols=2, longest=3, lengths=(2,), width=8, steps=2, sentences=4)
+    >>> [(point.model, point.length, point.seeds) for point in bottleneck(("rnn_plain",), task=tiny, seeds=2).points]
+    [('rnn_plain', 2, 2)]
+    """
+    task = task or Repeating()
+    for name in arms:
+        if name not in ARMS:
+            raise ConfigError(f"there is no network {name!r} in this study", do=did_you_mean(name, ARMS))
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds} makes no study", do="give at least 1; 3 or more show the noise")
+    recalls, parameters, seconds = list[Recall](), dict[str, int](), dict[str, list[float]]()
+    for seed in range(seeds):
+        for name in arms:
+            kind, times, _ = ARMS[name]
+            path = None if keep is None else keep / f"{kind}-{times}-{seed}.json"
+            settings = asdict(task) | {"arm": ARMS[name]}
+            cell = kept(path, settings, lambda name=name, seed=seed: _cell(name, task, seed, device))
+            recalls += [Recall(name, length, seed, *shares) for length, *shares in cell["shares"]]
+            parameters[name] = cell["parameters"]
+            seconds.setdefault(name, []).append(cell["seconds"])
+            length, _, symbols = max(share for share in cell["shares"] if share[0] <= task.longest)
+            done = f"{len(recalls) // len(task.lengths)}/{seeds * len(arms)}"
+            say(f"{done}: {name}, seed {seed}: {symbols:.0%} of {length} symbols right after {cell['seconds']:.0f} s")
+    return Bottleneck(task, recalls, parameters, {name: statistics.fmean(each) for name, each in seconds.items()})
+
+
+def _cell(name: str, task: Repeating, seed: int, device: str) -> dict[str, Any]:
+    kind, times, fields = ARMS[name]
+    width = times * task.width
+    fields: dict[str, Any] = fields | ({"mlp": 2 * width} if kind.startswith("transformer") else {})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = api.create(kind, vocabulary=FIRST + task.symbols, width=width, depth=1, dropout=0.0, **fields)
+    assert isinstance(model, Translator)
+    model.to(device)
+    start = time.perf_counter()
+    learn(model, task, seed)
+    seconds = time.perf_counter() - start
+    shares = [(length, *recall(model, task, length)) for length in task.lengths]
+    return {"shares": shares, "parameters": sum(p.numel() for p in model.parameters()), "seconds": seconds}
+
+
+def sentences(task: Repeating, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sources (count, length + 1), random symbols and an end, which are the targets too; and what the decoder is given.
+
+    >>> source, given = sentences(Repeating(symbols=1), 1, 3, torch.Generator())
+    >>> source.tolist(), given.tolist()
+    ([[3, 3, 3, 2]], [[1, 3, 3, 3]])
+    """
+    words = torch.randint(FIRST, FIRST + task.symbols, (count, length), generator=generator)
+    return F.pad(words, (0, 1), value=END), F.pad(words, (1, 0), value=START)
+
+
+def learn(model: Translator, task: Repeating, seed: int) -> None:
+    """Train by AdamW, with a tenth of the steps to warm up and half a cosine down."""
+    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
+    (optimizer,) = make_optimizers(model, "adamw", task.rate, 0.0)
+    model.train()
+    for step in range(task.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, task.steps, task.rate, 0.1)
+        length = int(torch.randint(1, task.longest + 1, (), generator=generator))
+        source, given = (words.to(device) for words in sentences(task, task.batch, length, generator))
+        F.cross_entropy(model(source, given).logits.flatten(0, 1), source.flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def recall(model: Translator, task: Repeating, length: int) -> tuple[float, float]:
+    """Shares of sentences and of symbols that come back right, each at its place, from greedy decoding."""
+    device = next(model.parameters()).device
+    source, _ = sentences(task, task.sentences, length, torch.Generator().manual_seed(length))
+    source = source.to(device)
+    # Room for two more words than are right: a network that does not end in time is wrong.
+    right = greedy(model.eval(), source, constant=2).words[:, 0, : length + 1] == source
+    return float(right.all(1).double().mean()), float(right[:, :length].double().mean())

@@ -1,0 +1,135 @@
+"""The decks' arguments for attention, made, measured and drawn, in one folder; stopped, it goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from regard.config import read_json
+from regard.console import Progress
+from regard.errors import ConfigError, did_you_mean
+from regard.recipes.settle import pick_device
+from regard.study.attention.bottleneck import QUICK, Bottleneck, Repeating, bottleneck
+from regard.study.attention.costs import LAYERS, Costs, Sizes, costs
+from regard.study.attention.figures import draw
+from regard.study.attention.gradients import Gradients, softmax_gradients
+from regard.study.attention.sinusoids import Sinusoids, sinusoids
+from regard.study.figure import save
+from regard.study.keep import keep_plan
+from regard.weights import Run, write_text
+
+PARTS = {
+    "sinusoids": "Where words stand: sinusoids",
+    "gradients": "Why 1/√d_k: softmax gradients",
+    "costs": "What layers cost by length",
+    "bottleneck": "The context bottleneck",
+}
+"""Name and title, in the order they are made: the longest last."""
+
+Part: TypeAlias = Bottleneck | Gradients | Costs | Sinusoids
+
+
+@dataclass(frozen=True)
+class AttentionStudy:
+    """What was found, by part."""
+
+    out: Path
+    parts: dict[str, Part]
+
+    def says(self) -> list[str]:
+        """The result in sentences."""
+        return [line for part in self.parts.values() for line in part.says()]
+
+    def write(self) -> None:
+        """study.md and study.json, and of each part a table and a figure. Parts made by earlier calls stay in them."""
+        folder, path = Run(self.out), self.out / "study.json"
+        for name, part in self.parts.items():
+            folder.write_rows(f"{name}.csv", part.rows())
+            save(draw(part), self.out / name)
+        found = read_json(path)["parts"] if path.is_file() else {}
+        found |= {name: _stored(part) for name, part in self.parts.items()}
+        found = {name: found[name] for name in PARTS if name in found}
+        folder.write_json("study.json", {"kind": "attention", "torch": torch.__version__, "parts": found})
+        write_text(self.out / "study.md", markdown(found))
+
+
+def _stored(part: Part) -> dict[str, Any]:
+    stored: dict[str, Any] = {"says": part.says(), "table": part.table(), "rows": part.rows()}
+    if isinstance(part, Bottleneck):
+        points = [p._asdict() | {"exact": p.exact._asdict(), "symbols": p.symbols._asdict()} for p in part.points]
+        return stored | {"task": asdict(part.task), "parameters": part.parameters, "points": points}
+    if isinstance(part, Costs):
+        powers = {layer: {what: part.power(layer, what) for what in ("seconds", "bytes")} for layer in LAYERS}
+        return stored | {"sizes": asdict(part.sizes), "device": part.device, "threads": part.threads, "powers": powers}
+    return stored
+
+
+def markdown(found: dict[str, dict[str, Any]]) -> str:
+    """Sentences, table and figure of each part, for people."""
+    sections = [
+        f"## {PARTS[name]}\n\n" + "\n".join(f"- {line}" for line in part["says"]) + f"\n\n{part['table']}\n\n"
+        f"![{PARTS[name]}]({name}.svg)\n"
+        for name, part in found.items()
+    ]
+    return "# Why attention\n\n" + "\n".join(sections)
+
+
+def attention_study(
+    out: str | Path = "studies/attention",
+    parts: Sequence[str] = tuple(PARTS),
+    *,
+    quick: bool = False,
+    seeds: int | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+) -> AttentionStudy:
+    """Make the parts named, and write what they say into `out`: study.md, study.json, tables and figures.
+
+    `quick` is of a smaller size and shows that it works, not what is true. `seeds` are those of the bottleneck: 3, or
+    1 if quick.
+
+    >>> found = attention_study(tmp / "study", ("sinusoids", "gradients"), quick=True, quiet=True)
+    >>> list(found.parts), (found.out / "gradients.svg").is_file()
+    (['sinusoids', 'gradients'], True)
+    """
+    out, progress = Path(out).expanduser(), Progress(quiet)
+    for name in parts:
+        if name not in PARTS:
+            raise ConfigError(f"the attention study has no part {name!r}", do=did_you_mean(name, PARTS))
+    if not parts:
+        raise ConfigError("no part is asked for", do=f"give some of {', '.join(PARTS)}")
+    place = pick_device(device)
+    seeds = (1 if quick else 3) if seeds is None else seeds
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds} makes no study", do="give at least 1; 3 or more show the noise")
+    keep_plan(out, {"kind": "attention", "quick": quick})
+    makers = _makers(out, quick, seeds, place, progress.say)
+    found, start = dict[str, Part](), time.monotonic()
+    try:
+        for name in (name for name in PARTS if name in parts):
+            progress.say(f"{PARTS[name]} …")
+            found[name] = makers[name]()
+            AttentionStudy(out, {name: found[name]}).write()
+    except KeyboardInterrupt:
+        progress.say("stopped; the same command goes on")
+        raise
+    progress.say(f"{time.monotonic() - start:.0f} s")
+    return AttentionStudy(out, found)
+
+
+def _makers(out: Path, quick: bool, seeds: int, device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """How each part is made, at full size or quickly. What takes long is kept as it comes."""
+    task, sizes = (QUICK, Sizes(rounds=3)) if quick else (Repeating(), Sizes())
+    lengths = (64, 128, 256, 512) if quick else (128, 256, 512, 1024, 2048, 4096)
+    where: dict[str, Any] = {"device": device, "say": say}
+    return {
+        "sinusoids": sinusoids,
+        "gradients": lambda: softmax_gradients(queries=500 if quick else 4000),
+        "costs": lambda: costs(lengths, sizes=sizes, keep=out / "kept" / "costs", **where),
+        "bottleneck": lambda: bottleneck(task=task, seeds=seeds, keep=out / "kept" / "bottleneck", **where),
+    }

@@ -1,0 +1,47 @@
+"""What a study keeps between two calls: what it was begun as, and what of it is finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard.config import read_json
+from regard.errors import RunError
+from regard.weights import to_json, write_text
+
+
+def keep_plan(out: Path, plan: dict[str, Any]) -> None:
+    """Write plan.json into a new folder; in an old one it must say the same, or nothing is touched."""
+    plan = json.loads(to_json(plan))
+    path = out / "plan.json"
+    if path.is_file():
+        stored = read_json(path)
+        differ = [key for key in plan if stored.get(key) != plan[key]]
+        if differ:
+            what = f"the study there is another: its {' and '.join(differ)} differ"
+            raise RunError(what, where=out, do="choose another --out, or give the settings it was begun with")
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError("the folder exists and holds no study", where=out, do="choose another --out")
+    write_text(path, to_json(plan))
+
+
+def kept(path: Path | None, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` found: read from the file if it is there and of the same settings, else made and written to it.
+
+    >>> made = [kept(tmp / "cell.json", {"steps": 3}, lambda: print("made") or {"loss": 0.5}) for _ in range(2)]
+    made
+    >>> made
+    [{'loss': 0.5}, {'loss': 0.5}]
+    """
+    settings = json.loads(to_json(settings))
+    if path is not None and path.is_file():
+        stored = read_json(path)
+        if stored.get("settings") == settings:
+            return stored["found"]
+    found = make()
+    if path is not None:
+        write_text(path, to_json({"settings": settings, "found": found}))
+    return found
