@@ -221,6 +221,19 @@ def test_dropout_is_off_and_training_goes_on_afterwards():
     assert model.decoder[0].training
 
 
+@KIND
+def test_sixteen_bits_will_do(kind):
+    model, source, target = KINDS[kind](), sentences(6, 3, 1, 8), sentences(4, 4, 4, 4)
+    with torch.no_grad():
+        expected = model(source, target).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            state = model.begin(model.encode(source), 1, 5)
+            logits = torch.stack([model.step(target[:, n : n + 1], state)[:, 0] for n in range(4)], dim=1)
+            assert beam_search(model, source, constant=6).scores.isfinite().all()
+    assert logits.dtype == torch.bfloat16
+    assert (logits - expected).abs().max() < 0.03 * expected.abs().max()
+
+
 def test_learned_positions_end_a_sentence_in_time():
     model = lively(positions="learned", length=9)
     assert beam_search(model, sentences(6, 3)).words.shape == (2, 1, 9)

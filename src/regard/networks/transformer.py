@@ -96,14 +96,12 @@ class Transformer(Translator):
         return block(*inputs)
 
     def begin(self, memory: Memory, beams: int, length: int) -> State:
-        words = memory.words
-        first: DecoderBlock = self.decoder[0]  # pyright: ignore[reportAssignmentType]
-        heads, parts = first.attention.heads, first.attention.parts
-        room = (length, len(self.decoder), len(words) * beams, heads)
-        keys, values = words.new_zeros(*room, parts[1] // heads), words.new_zeros(*room, parts[2] // heads)
-        source = [part for block in self.decoder for part in block.cross.remember(words)]  # pyright: ignore
-        at = torch.zeros((), dtype=torch.long, device=words.device)
-        places = self.positions.rows(length).to(words.dtype)
+        source = [part for block in self.decoder for part in block.cross.remember(memory.words)]  # pyright: ignore
+        # Of the size and kind that keys and values are, which autocast decides.
+        room = (length, len(self.decoder), len(memory.words) * beams, self.config.heads)
+        keys, values = (part.new_zeros(*room, part.shape[-1]) for part in source[:2])
+        at = torch.zeros((), dtype=torch.long, device=memory.words.device)
+        places = self.positions.rows(length).to(memory.words.dtype)
         return State(at, (keys, values), (memory.mask[:, None, None], places, *source), roomy=True)
 
     def step(self, words: Tensor, state: State) -> Tensor:
