@@ -202,7 +202,7 @@ def evaluate(
     """
     loaded, progress = load(run), Progress(quiet)
     if isinstance(loaded, Interpreter):
-        return evaluate_text(loaded, data, split, progress)
+        return evaluate_text(loaded, run, data, split, progress)
     predictor = loaded
     predictor.require_classes()
     found = _scan(data, progress)

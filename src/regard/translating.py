@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from regard.data.text import (
     EncodedPairs,
     TextLoader,
     Tokenizers,
+    looks_parallel,
     open_pairs,
     split_pairs,
     train_tokenizers,
@@ -59,11 +61,6 @@ class TextPlan(Plan):
     def text(self) -> TranslateConfig:
         assert isinstance(self.config, TranslateConfig)
         return self.config
-
-    @property
-    def translator(self) -> Translator:
-        assert isinstance(self.model, Translator)
-        return self.model
 
     @property
     def tested(self) -> str:
@@ -210,12 +207,19 @@ def open_text_folder(plan: TextPlan, data: str, command: str, environment: dict[
     """The run folder, with all that is known before training."""
     run = begin_folder(plan, data, command, environment)
     run.write_json("data.json", plan.corpus.to_json(plan.splits, plan.note))
+    digests = map(_digest, plan.corpus.sources)
     run.write_rows("splits.csv", [
-        {"name": plan.key(n), "split": name} for n, name in enumerate(plan.splits)
+        {"name": plan.key(n), "split": name, "source": digest}
+        for n, (name, digest) in enumerate(zip(plan.splits, digests, strict=True))
     ])  # fmt: skip
     (run.path / TOKENIZERS).mkdir()
     plan.tokenizers.save(run.path / TOKENIZERS)
     return run
+
+
+def _digest(sentence: str) -> str:
+    """By which a sentence is known again, whatever its case and spacing."""
+    return hashlib.sha256(" ".join(sentence.casefold().split()).encode()).hexdigest()[:16]
 
 
 def kept_text(run: Run, corpus: Corpus) -> tuple[list[str], Tokenizers]:
@@ -268,9 +272,10 @@ def _explain_some(
 
 
 def evaluate_text(
-    interpreter: Interpreter, data: str | Path, split: str | None, progress: Progress
+    interpreter: Interpreter, run: str | Path, data: str | Path, split: str | None, progress: Progress
 ) -> TranslationEvaluation:
-    """Figures of a trained translator on text: of `split`, else of the first test set, else of everything."""
+    """Figures of a trained translator on text: of `split`, else of the first test set, else of everything, but then of
+    no sentence that the run trained on or chose its weights by."""
     source, target = interpreter.languages
     corpus = open_text_data(data, {"source": source, "target": target} if Path(data).is_dir() else {})
     names = sorted(set(corpus.splits))
@@ -279,6 +284,14 @@ def evaluate_text(
     index = list(range(len(corpus))) if wanted == "all" else corpus.index(wanted)
     if not index:
         raise DataError(f"there is no split {wanted!r}", where=data, do=f"there is {', '.join(names) or 'one only'}")
+    if split is None and not tests and (seen := _seen(run)):  # a test set stays whole: others have figures on it too
+        unseen = [n for n in index if _digest(corpus.sources[n]) not in seen]
+        if len(unseen) < len(index):
+            progress.say(f"{len(index) - len(unseen):,} sentences that the run has learnt from are left out")
+        if not unseen:
+            do = "give others, or ask for them by --split all"
+            raise DataError("the run has learnt from all of these sentences", where=data, do=do)
+        index = unseen
     pairs = EncodedPairs(interpreter.tokenizers, corpus.sources, corpus.targets)
     most = max(int(lengths.max()) for lengths in pairs.lengths(np.array(index)))
     with progress.bar("translating", len(index)) as tick:
@@ -287,6 +300,15 @@ def evaluate_text(
             [corpus.key(n) for n in index], [corpus.sources[n] for n in index], [corpus.targets[n] for n in index],
             interpreter.device, beams=BEAMS, penalty=PENALTY, tokenize=tokenization(corpus.target), tick=tick,
         )  # fmt: skip
+
+
+def _seen(run: str | Path) -> set[str]:
+    """The sources that a run trained on or chose its weights by; none where that is not known."""
+    path = Path(run).expanduser()
+    path = path if path.is_dir() else path.parent.parent
+    if not (path / "splits.csv").is_file():
+        return set()
+    return {row["source"] for row in Run(path).read_rows("splits.csv") if row["split"] in ("train", "val")}
 
 
 def compare_text(first: Run, second: Run) -> dict[str, Comparison]:
@@ -305,17 +327,11 @@ def compare_text(first: Run, second: Run) -> dict[str, Comparison]:
 
 
 def holds_text(data: str | Path) -> bool:
-    """Whether data is parallel text: `dates`, a folder with files such as train.en and train.de, or a table that says
-    so in its name (.en-de.tsv) or has no column of paths."""
-    if str(data) == "dates":
-        return True
-    path = Path(data).expanduser()
-    if path.is_dir():
-        try:
-            return bool(len(open_pairs(path)))
-        except DataError as error:
-            return "languages" in error.what
-    return False
+    """Whether data can be seen to be parallel text: `dates`, or a folder with files such as train.en and train.de.
+
+    A table might be one of images; a translator's name, given as the model, says what it is.
+    """
+    return str(data) == "dates" or looks_parallel(Path(data).expanduser())
 
 
 def is_text(data: str | Path, settings: dict[str, Any]) -> bool:

@@ -128,6 +128,25 @@ def test_a_run_is_not_gone_on_with_on_other_sentences(data, tmp_path, run):
         (tmp_path / "report.html").rename(run.path / "report.html")
 
 
+def test_without_splits_nothing_learnt_from_is_tested_on(tmp_path, capsys):
+    table = tmp_path / "pairs.tsv"
+    lines = [
+        f"{a} {b}\t{c} {d}" for a, c in zip(NUMBERS, ZAHLEN, strict=True) for b, d in zip(NUMBERS, ZAHLEN, strict=True)
+    ]
+    table.write_text("\n".join(lines), encoding="utf-8")
+    run = regard.train(table, **SMALL, steps=3, out=tmp_path / "run")
+    counts = run.read_json("data.json")["counts"]
+    result = regard.evaluate(run.path, table)
+    assert result.figures["bleu"].n == counts["test"]
+    assert f"{100 - counts['test']} sentences that the run has learnt from are left out" in capsys.readouterr().err
+    assert regard.evaluate(run.path, table, split="all", quiet=True).figures["bleu"].n == 100
+    known = tmp_path / "known.tsv"
+    train = [row["name"] for row in run.read_rows("splits.csv") if row["split"] == "train"][:5]
+    known.write_text("\n".join(lines[int(name.split(":")[1]) - 1] for name in train), encoding="utf-8")
+    with pytest.raises(DataError, match="has learnt from all of these"):
+        regard.evaluate(run.path, known, quiet=True)
+
+
 def test_comparison_of_runs(run, data, tmp_path):
     worse = regard.train(data, **SMALL, epochs=1, out=tmp_path / "worse")
     made = regard.compare(worse.path, run.path)[str(run.path)]["bleu"]

@@ -59,6 +59,22 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
     return corpus
 
 
+def looks_parallel(path: Path) -> bool:
+    """Whether a folder holds one text in two languages, by the names of its files alone.
+
+    >>> for name in ("train.en", "train.de.gz"):
+    ...     (tmp / name).touch()
+    >>> looks_parallel(tmp)
+    True
+    """
+    stems: Counter[str] = Counter()
+    for file in path.iterdir() if path.is_dir() else ():
+        stem, _, language = file.name.removesuffix(".gz").rpartition(".")
+        if re.split("[-_]", language)[0].lower() in _CODES.split() and file.is_file():
+            stems[stem] += 1
+    return any(count > 1 for count in stems.values())
+
+
 def _folder(root: Path, source: str | None, target: str | None) -> Corpus:
     """Files called SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz; files without their partner, and others, are ignored."""
     files: dict[str, dict[str, Path]] = {}
