@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -40,7 +39,19 @@ from regard.pretraining import Pretraining, finish_pretraining
 from regard.recipes.settle import check_settings, pick_device, settle
 from regard.recipes.translation import check_text_settings
 from regard.report import write_probe
-from regard.runner import ImagePlan, environment, finish, fit, kept_splits, make_plan, open_folder, rehearse
+from regard.runner import (
+    ImagePlan,
+    add_command,
+    environment,
+    finish,
+    fit,
+    is_finished,
+    kept_splits,
+    make_plan,
+    open_folder,
+    rehearse,
+    to_go_on,
+)
 from regard.training import History, joined, load_state
 from regard.translating import (
     compare_text,
@@ -61,7 +72,6 @@ from regard.weights import (
     open_weights,
     save_checkpoint,
     translates,
-    write_text,
 )
 
 
@@ -366,10 +376,9 @@ def _start(
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_settings(settings, kind)
     out = settings.get("out")
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
+    if to_go_on(out, resume):
         changes = {name: settings[name] for name in _CHANGEABLE if name in settings}
-        return go_on(out, data=data, quiet=quiet, command=command, **changes)
+        return go_on(str(out), data=data, quiet=quiet, command=command, **changes)
     asked = change(kind(), settings)
     with joined(torch.device(pick_device(asked.device)), asked.timeout) as world:
         progress = Progress(quiet or not world.first)
@@ -432,8 +441,7 @@ def resume(
         return resume_text(opened, stored if data is None else data, config, origins, changes, quiet, command)
     with joined(torch.device(pick_device(config.device)), config.timeout) as world:
         progress = Progress(quiet or not world.first)
-        if (opened.path / "summary.json").is_file() and (opened.path / "report.html").is_file():
-            progress.say(f"{opened.path} is finished; there is nothing to go on with")
+        if is_finished(opened, progress):
             return opened
         found = _scan(stored if data is None else data, progress, config.labelled)
         splits = kept_splits(opened, found)
@@ -442,8 +450,7 @@ def resume(
         start = open_start(weights, classes, to_dict(config)) if weights and not state else None
         plan = make_plan(found, config, origins, progress, _plan_of(config), start=start, splits=splits, state=state)
         if world.first:
-            line = command or f"regard.resume({str(run)!r}, **{changes!r})"
-            write_text(opened.path / "command.txt", (opened.path / "command.txt").read_text() + line + "\n")
+            add_command(opened, command or f"regard.resume({str(run)!r}, **{changes!r})")
         history = fit(opened, plan, progress, world, state)
     if world.first:
         _finish(opened, plan, history, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import sys
 import time
@@ -205,6 +206,25 @@ def begin_folder(plan: Plan, data: str, command: str, environment: dict[str, Any
     write_text(run.path / "command.txt", command + "\n")
     run.write_json("environment.json", environment)
     return run
+
+
+def to_go_on(out: str | None, resume: bool) -> bool:
+    """Whether a run that is asked for is there already, to be gone on with: by request, or after a process was lost."""
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return bool(out) and (resume or restarted) and (Path(str(out)).expanduser() / "config.json").is_file()
+
+
+def is_finished(run: Run, progress: Progress) -> bool:
+    """Whether there is nothing to go on with, which is then said."""
+    done = (run.path / "summary.json").is_file() and (run.path / "report.html").is_file()
+    if done:
+        progress.say(f"{run.path} is finished; there is nothing to go on with")
+    return done
+
+
+def add_command(run: Run, line: str) -> None:
+    path = run.path / "command.txt"
+    write_text(path, path.read_text(encoding="utf-8") + line + "\n")
 
 
 def open_folder(plan: ImagePlan, data: str, command: str, environment: dict[str, Any], progress: Progress) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +38,10 @@ from regard.recipes.settle import pick_device
 from regard.recipes.translation import TEXT_RECIPES, check_text_settings, settle_text
 from regard.report import write_report
 from regard.report.translation import WORDS
-from regard.runner import begin_folder, environment, fit, rehearse
+from regard.runner import add_command, begin_folder, environment, fit, is_finished, rehearse, to_go_on
 from regard.tasks import Learning, NextWord
 from regard.training import ALONE, Feed, History, State, World, joined, load_state
-from regard.weights import TOKENIZERS, Run, TextCheckpoint, write_text
+from regard.weights import TOKENIZERS, Run, TextCheckpoint
 
 FEW = 64  # validation pairs of a rehearsal
 BY_CHARACTERS = ("ja", "ko", "th", "zh", "jpn", "kor", "tha", "zho", "chi", "cmn")
@@ -355,9 +354,8 @@ def train_text(
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     check_text_settings(settings)
     out, asked = settings.get("out"), change(TranslateConfig(), settings)
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if out and (resume or restarted) and (Path(out).expanduser() / "config.json").is_file():
-        opened = Run.open(out)
+    if to_go_on(out, resume):
+        opened = Run.open(str(out))
         _, config, origins = opened.read_config()
         assert isinstance(config, TranslateConfig)
         return resume_text(opened, data, config, origins, {}, quiet, command)
@@ -392,16 +390,14 @@ def resume_text(
     """Go on with a run of translation."""
     with joined(torch.device(pick_device(config.device)), config.timeout) as world:
         progress = Progress(quiet or not world.first)
-        if (opened.path / "summary.json").is_file() and (opened.path / "report.html").is_file():
-            progress.say(f"{opened.path} is finished; there is nothing to go on with")
+        if is_finished(opened, progress):
             return opened
         corpus = open_text_data(data, to_dict(config))
         splits, tokenizers = kept_text(opened, corpus)
         state = load_state(opened.checkpoint("state"))
         plan = make_text_plan(corpus, config, origins, progress, splits=splits, tokenizers=tokenizers, state=state)
         if world.first:
-            line = command or f"regard.resume({str(opened.path)!r}, **{changes!r})"
-            write_text(opened.path / "command.txt", (opened.path / "command.txt").read_text() + line + "\n")
+            add_command(opened, command or f"regard.resume({str(opened.path)!r}, **{changes!r})")
         history = fit(opened, plan, progress, world, state)
     if world.first:
         finish_text(opened, plan, history, progress)

@@ -7,12 +7,11 @@ import pytest
 
 import regard
 from regard.errors import ConfigError, RunError
-from tests.test_cli import cli  # noqa: F401
 
 FLAGS = ("--model", "vit_nano", "--depth", 1, "--size", 16, "--epochs", 1, "--explain", 0, "--seed", 3)
 
 
-def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_folder, tmp_path):  # noqa: F811
+def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_folder, tmp_path):
     command = ("train", picture_folder, "--seeds", 3, "--out", tmp_path / "all", *FLAGS)
     code, out, _ = cli(*command, "--quiet")
     assert code == 0
