@@ -15,7 +15,7 @@ demo: $(VENV)/core
 	$(BIN)/regard demo
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # What takes a minute or more by itself.
 long: $(VENV)/dev

@@ -4,6 +4,8 @@ import os
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: some CPUs cannot run what they announce
 os.environ.setdefault("MPLBACKEND", "agg")
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys
 from pathlib import Path
@@ -11,6 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not depend on the tests before it."""
+    import torch
+
+    torch.manual_seed(0)
 
 
 @pytest.fixture

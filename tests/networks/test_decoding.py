@@ -165,7 +165,7 @@ def test_words_stream_as_greedy_says_them_and_it_stops_when_all_have_ended():
 def test_looking_seldom_changes_nothing(monkeypatch):
     model, source = lively(), sentences(6, 3, 1, 8)
     expected = beam_search(model, source), greedy(model, source)
-    monkeypatch.setattr(decoding, "_time_to_look", lambda step, source: False)
+    monkeypatch.setattr(decoding, "time_to_look", lambda step, source: False)
     assert_same(beam_search(model, source), expected[0])
     assert_same(greedy(model, source), expected[1])
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.config_text import TransformerConfig
-from regard.errors import ConfigError, RegardError
+from regard.errors import ConfigError, DataError, RegardError
 from regard.networks.transformer import VARIANTS, Transformer
 from regard.registry import MODELS
 
@@ -314,7 +314,7 @@ def test_shapes_that_make_no_model_are_refused(fields, words):
 
 
 def test_a_translator_is_not_trained_on_images(picture_folder, tmp_path):
-    with pytest.raises(ConfigError, match="not for images"):
+    with pytest.raises(DataError, match="there is no parallel text here"):
         regard.train(picture_folder, model="transformer_nano", out=str(tmp_path / "run"), quiet=True)
 
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers
 from regard.errors import ConfigError, DataError, RunError, did_you_mean
-from regard.networks.decoding import beam_search, greedy
+from regard.networks.decoding import beam_search, evaluating, greedy
 from regard.networks.translator import Translator
 from regard.nn import Attention, Tape, capture
 
@@ -301,14 +299,3 @@ def _unpacked(data: str, kinds: dict[str, list[int]]) -> dict[str, Tensor]:
         found[kind] = torch.from_numpy(top * shares[at : at + count].reshape(shape).astype(np.float32) / 255)
         row, at = row + height, at + count
     return found
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and then as it was."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

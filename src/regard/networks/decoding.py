@@ -58,7 +58,7 @@ def greedy(
     >>> greedy(model, source, constant=8).words.shape
     torch.Size([1, 1, 12])
     """
-    limit, length = _limits(model, source, ratio, constant)
+    limit, length = limits(model, source, ratio, constant)
     words = source.new_full((len(source), length), model.config.padding)
     scores, count = torch.zeros(2, len(source), device=source.device)
     for n, (word, gained) in enumerate(_greedy_steps(model, source, limit, length, cached)):
@@ -73,7 +73,7 @@ def stream(
     model: Translator, source: Tensor, *, ratio: float = 1.0, constant: int = 50, cached: bool = True
 ) -> Iterator[Tensor]:
     """The words of `greedy` as they are found: (B,) at a time, padding for those that have ended."""
-    for word, _ in _greedy_steps(model, source, *_limits(model, source, ratio, constant), cached):
+    for word, _ in _greedy_steps(model, source, *limits(model, source, ratio, constant), cached):
         yield word
 
 
@@ -82,18 +82,18 @@ def _greedy_steps(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each next word (B,) and its log-probability; padding and 0 after the end."""
     config = model.config
-    with _evaluating(model):
+    with evaluating(model):
         steps = (_Cached if cached else _Recomputed)(model, model.encode(source), 1, length)
     word = source.new_full((len(source),), config.start)
     done = torch.zeros_like(word, dtype=torch.bool)
     for n in range(length):
-        with _evaluating(model):
+        with evaluating(model):
             logits = steps.step(word[:, None])
         gained, word = _allowed(model, logits, limit <= n + 1)[:, 0].max(dim=-1)
         gained, word = gained.masked_fill(done, 0.0), word.masked_fill(done, config.padding)
         yield word, gained
         done = done | (word == config.end)
-        if _time_to_look(n, source) and bool(done.all()):
+        if time_to_look(n, source) and bool(done.all()):
             return
 
 
@@ -120,12 +120,12 @@ def beam_search(
     (torch.Size([1, 2, 12]), True)
     """
     check_search(model, beams, alpha, best)
-    limit, length = _limits(model, source, ratio, constant)
-    with _evaluating(model):
+    limit, length = limits(model, source, ratio, constant)
+    with evaluating(model):
         search = Search(model, source, limit, length, beams=beams, alpha=alpha, best=best, cached=cached)
         for n in range(length):
             search.advance()
-            if _time_to_look(n, source) and bool(search.done.all()):
+            if time_to_look(n, source) and bool(search.done.all()):
                 break
     return Hypotheses(search.ended[:, :best], search.ended_scores[:, :best])
 
@@ -268,7 +268,7 @@ def _allowed(model: Translator, logits: Tensor, last: Tensor) -> Tensor:
     return scores.masked_fill(banned, float("-inf"))
 
 
-def _limits(model: Translator, source: Tensor, ratio: float, constant: int) -> tuple[Tensor, int]:
+def limits(model: Translator, source: Tensor, ratio: float, constant: int) -> tuple[Tensor, int]:
     """How long each target may be, its end counted (B,), and how long any of them: known without looking at words."""
     most = max(1, int(ratio * source.shape[1] + constant))
     most = most if model.longest is None else min(most, model.longest)
@@ -276,12 +276,13 @@ def _limits(model: Translator, source: Tensor, ratio: float, constant: int) -> t
     return (ratio * words + constant).long().clamp(1, most), most
 
 
-def _time_to_look(step: int, source: Tensor) -> bool:
+def time_to_look(step: int, source: Tensor) -> bool:
+    """Whether to ask if all is done, which on a GPU is to wait."""
     return source.device.type == "cpu" or (step + 1) % CHECK == 0
 
 
 @contextmanager
-def _evaluating(model: Translator) -> Iterator[None]:
+def evaluating(model: Translator) -> Iterator[None]:
     """Without dropout, and then as it was."""
     training = model.training
     if training:

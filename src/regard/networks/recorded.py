@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.networks.decoding import Hypotheses, Search, _evaluating, _limits, _time_to_look, check_search
+from regard.networks.decoding import Hypotheses, Search, check_search, evaluating, limits, time_to_look
 from regard.networks.translator import Translator
 
 WARM = 3  # ordinary steps before recording: libraries choose their kernels
@@ -49,8 +49,8 @@ class RecordedSearch:
     @torch.no_grad()
     def __call__(self, source: Tensor) -> Hypotheses:
         """The best sentences for sources (B, S)."""
-        limit, length = _limits(self.model, source, self.ratio, self.constant)
-        with _evaluating(self.model):
+        limit, length = limits(self.model, source, self.ratio, self.constant)
+        with evaluating(self.model):
             if source.shape not in self.kept:
                 search = Search(self.model, source, limit, length, beams=self.beams, alpha=self.alpha, best=self.best)
                 play = self._recorded(search, source, limit) if source.is_cuda else search.advance
@@ -61,7 +61,7 @@ class RecordedSearch:
             search.restart(source, limit)
             for n in range(length):
                 play()
-                if _time_to_look(n, source) and bool(search.done.all()):
+                if time_to_look(n, source) and bool(search.done.all()):
                     break
         # What the search holds is written over by the next batch.
         return Hypotheses(search.ended[:, : self.best].clone(), search.ended_scores[:, : self.best].clone())

@@ -51,7 +51,7 @@ def translates(path: str | Path) -> bool:
             name = model.get("value") if isinstance(model, dict) else None
         else:
             name = _header(path).get("model") if path.suffix == ".safetensors" else None
-    except (OSError, ValueError, AttributeError, RegardError):
+    except (OSError, ValueError, AttributeError, RecursionError, RegardError):
         return False
     return isinstance(name, str) and name in registry.MODELS and registry.find(name).family in TEXT_CONFIGS
 

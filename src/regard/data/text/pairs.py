@@ -62,9 +62,10 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
 def looks_parallel(path: Path) -> bool:
     """Whether a folder holds one text in two languages, by the names of its files alone.
 
+    >>> (tmp / "texts").mkdir()
     >>> for name in ("train.en", "train.de.gz"):
-    ...     (tmp / name).touch()
-    >>> looks_parallel(tmp)
+    ...     (tmp / "texts" / name).touch()
+    >>> looks_parallel(tmp / "texts")
     True
     """
     stems: Counter[str] = Counter()
