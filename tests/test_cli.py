@@ -206,7 +206,7 @@ def test_probe_prints_a_table_and_writes_only_where_asked(cli, run_folder, tmp_p
     ],
 )
 def test_probe_refuses_before_any_feature_is_computed(cli, run_folder, monkeypatch, flags, words):
-    monkeypatch.setattr("regard.api.features_of", lambda *a, **k: pytest.fail("it worked first"))
+    monkeypatch.setattr("regard.measuring.features_of", lambda *a, **k: pytest.fail("it worked first"))
     code, _, err = cli("probe", run_folder, "digits", *flags)
     assert code == 2
     assert words in err

@@ -231,7 +231,7 @@ def test_features_are_what_the_head_sees_computed_once(trained, monkeypatch):
     monkeypatch.setattr(
         type(predictor.model), "forward", lambda m, x, **k: (seen.append(len(x)), forward(m, x, **k))[1]
     )
-    monkeypatch.setattr("regard.api.run_probes", lambda parts, *a, **k: given.update(parts=parts) or ())
+    monkeypatch.setattr("regard.measuring.run_probes", lambda parts, *a, **k: given.update(parts=parts) or ())
     regard.probe(trained / "run", trained / "data", batch=7, neighbours=3, quiet=True)
     assert sum(seen) == 40
     found = scan(open_source(trained / "data"))
