@@ -30,8 +30,8 @@ def test_explanations_are_painted_on_at_most_16_places_a_side(size, grid):
 def test_shuffled_pixels_are_as_good_as_ordered_ones():
     """What makes it the baseline: a permutation of pixels is undone by one of the first layer's columns."""
     model, x, order = (
-        randomise(regard.create("mlp_nano", size=4, classes=3)),
-        torch.randn(2, 3, 4, 4),
+        randomise(regard.create("mlp_nano", size=4, classes=3)).double(),
+        torch.randn(2, 3, 4, 4, dtype=torch.float64),
         torch.randperm(48),
     )
     expected = model(x).logits
