@@ -8,6 +8,7 @@ random orders do. Scores are means over the translation's tokens, in nats.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -129,5 +130,5 @@ def _log_probabilities(
 
 def _area(removed: tuple[int, ...], curve: tuple[float, ...]) -> float:
     """Under straight lines between the points, over how far they reach."""
-    parts = zip(removed, removed[1:], curve, curve[1:], strict=False)
-    return sum((b - a) * (y + z) / 2 for a, b, y, z in parts) / max(removed[-1], 1)
+    parts = zip(pairwise(removed), pairwise(curve), strict=True)
+    return sum((b - a) * (y + z) / 2 for (a, b), (y, z) in parts) / max(removed[-1], 1)

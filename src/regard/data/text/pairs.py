@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from regard.data.text.corpus import Corpus, Trouble
@@ -330,7 +330,7 @@ def _csv(path: Path) -> tuple[Iterator[tuple[int, list[str]]], str]:
     def evenness(mark: str) -> float:
         counts: Counter[int] = Counter()
         try:
-            for (_, row), _n in zip(rows(mark), range(100), strict=False):
+            for _, row in islice(rows(mark), 100):
                 counts[len(row)] += 1
         except DataError:
             return 0.0
