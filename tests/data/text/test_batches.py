@@ -1,5 +1,7 @@
 """Batches of text hold every pair once, in few shapes, with little padding, the same whoever asks."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -151,7 +153,7 @@ def test_all_sizes_of_vocabulary_and_corpus_are_packed_alike(pairs, monkeypatch)
         monkeypatch.setattr(type(pairs.tokenizers.source), "size", size)
         made = EncodedPairs(pairs.tokenizers, texts, texts)
         assert made.source.dtype == (np.int32 if size > 65_536 else np.uint16)
-        assert [made.source[a:b].tolist() for a, b in zip(made.source_at, made.source_at[1:], strict=False)] == rows
+        assert [made.source[a:b].tolist() for a, b in pairwise(made.source_at)] == rows
     with pytest.raises(DataError, match="3 source and 2 target"):
         EncodedPairs(pairs.tokenizers, texts, texts[:2])
 
