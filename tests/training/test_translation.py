@@ -1,6 +1,7 @@
 """Translation goes the whole way through the same loop: trained, stopped and gone on with, tested, compared, used."""
 
 import csv
+import io
 import json
 import re
 import signal
@@ -255,7 +256,7 @@ def test_a_damaged_checkpoint_or_a_lone_one_is_refused(run, tmp_path):
         regard.load(lone)
 
 
-def test_the_command_line(run, data, tmp_path, cli):
+def test_the_command_line(run, data, tmp_path, cli, monkeypatch):
     code, out, err = cli("predict", str(run.path), "one two", "three")
     assert (code, out.split("\n")[:2]) == (0, ["eins zwei", "drei"]), err
     (tmp_path / "text.en").write_text("four\nfive\n")
@@ -264,6 +265,12 @@ def test_the_command_line(run, data, tmp_path, cli):
     with table.open(encoding="utf-8") as file:
         assert [row["translation"] for row in csv.DictReader(file)] == ["vier", "fünf"]
     assert "  " in cli("predict", str(run.path), "one", "--best", "2")[1]
+    code, _, err = cli("predict", str(run.path), "missing.txt")
+    assert code == 2
+    assert "cannot be read" in err
+    assert cli("predict", str(run.path), "one two three " * 40 + "file.txt")[0] == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nthree\n"))
+    assert cli("predict", str(run.path), "-")[1].split() == ["zwei", "drei"]
     code, out, err = cli("eval", str(run.path), str(data), "--quiet")
     assert code == 0, err
     assert "bleu" in out

@@ -35,10 +35,11 @@ def translate(interpreter: Interpreter, inputs: tuple[str, ...], out: str | None
 def _sentences(inputs: Iterable[str]) -> Iterator[str]:
     """Of a file its lines, of - the lines that are piped in, of anything else itself."""
     for word in inputs:
+        path = Path(word[:255])  # longer than any file is called
         if word == "-":
             yield from sys.stdin
-        elif Path(word).suffix in (".txt", ".en", ".de", ".fr", ".ko") or (len(word) < 200 and Path(word).is_file()):
-            yield from _lines(Path(word).expanduser())
+        elif path.is_file() or (" " not in word and path.suffix == ".txt"):
+            yield from _lines(path)
         else:
             yield word
 
