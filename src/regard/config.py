@@ -236,7 +236,7 @@ class RunConfig:
     """Start from these, with a new head (also --from): a file of any public format, or a run. It says the model."""
     recipe: str | None = None
     """Named settings: default, small_images, cifar, digits, paper_finetune, deit3 or plain; to pre-train, mae or
-    mae_small. Default: by the data."""
+    mae_small; to translate, translate, translate_small or dates. Default: by the data."""
     out: str | None = None
     """Run folder to make. Default: runs/DATA-MODEL, with a number if that exists."""
     epochs: int = 100

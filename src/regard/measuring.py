@@ -60,9 +60,14 @@ def load_images(path: str | Path, device: str = "auto", quiet: bool = False, hea
     return Predictor(checkpoint, torch.device(pick_device(device)))
 
 
-def check(data: str | Path, quiet: bool = False) -> Scan | Corpus:
-    """Read every sample once and say what is there; of parallel text, every pair of sentences."""
-    return open_text_data(data, {}) if holds_text(data) else look_at(data, Progress(quiet))
+def check(data: str | Path, quiet: bool = False, source: str | None = None, target: str | None = None) -> Scan | Corpus:
+    """Read every sample once and say what is there; of parallel text, every pair of sentences.
+
+    `source` and `target` say which languages, or columns of a table, are meant, and so that it is text.
+    """
+    if source or target or holds_text(data):
+        return open_text_data(data, {"source": source, "target": target})
+    return look_at(data, Progress(quiet))
 
 
 def look_at(data: str | Path, progress: Progress, labels: bool = True) -> Scan:

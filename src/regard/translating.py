@@ -160,7 +160,8 @@ def make_text_plan(
     if splits is None:
         splits, note = split_pairs(corpus, config.split_seed)
         progress.say(f"splits: {note}")
-        chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in ("recipe", "out")]
+        told = ("recipe", "out", *(["epochs"] if config.steps else []))  # steps decide how many epochs there are
+        chosen = [n for n, origin in origins.items() if origin in ("recipe", "auto") and n not in told]
         progress.say(f"recipe {config.recipe} and data give " + ", ".join(f"{n}={getattr(config, n)}" for n in chosen))
     if tokenizers is None:
         train = corpus.index("train", splits)
@@ -315,6 +316,8 @@ def compare_text(first: Run, second: Run) -> dict[str, Comparison]:
     for run in (first, second):
         if not run.read_config()[1].text:
             raise ConfigError("this run does not translate; `compare` is for those that do", where=run.path)
+        if not (run.path / "predictions.csv").is_file():
+            raise RunError("the run is not finished", where=run.path, do="`regard resume` goes on with it")
     rows = [run.read_rows("predictions.csv") for run in (first, second)]
     pairs = [[(row["source"], row["reference"]) for row in own] for own in rows]
     if pairs[0] != pairs[1]:

@@ -276,6 +276,10 @@ def test_the_command_line(run, data, tmp_path, cli, monkeypatch):
     assert "bleu" in out
     assert "nrefs:1" in out
     assert "pairs left out: 0" in cli("check", str(data))[1]
+    assert "de → en" in cli("check", str(data), "--source", "de", "--target", "en")[1]
+    code, _, err = cli("predict", str(run.path))
+    assert code == 2
+    assert "no sentences" in err
     assert "difference" in cli("compare", str(run.path), str(run.path))[1]
     assert cli("compare", str(run.path))[0] == 2
     assert cli("report", str(run.path))[0] == 0

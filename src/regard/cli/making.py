@@ -42,16 +42,20 @@ class Demo:
 
 @dataclass
 class Check:
-    """Read every image of a data set and say what is there, and what is wrong with it."""
+    """Read every image or sentence of a data set and say what is there, and what is wrong with it."""
 
     data: Positional[str]
     """A folder, .csv, .tsv, .npz or digits; a folder of parallel text, or dates."""
+    source: str | None = None
+    """Of parallel text: the language, or of a table the column, to translate from."""
+    target: str | None = None
+    """Of parallel text: the language, or of a table the column, to translate to."""
 
     def run(self) -> None:
         from regard import api
         from regard.data import Scan
 
-        found = api.check(self.data)
+        found = api.check(self.data, source=self.source, target=self.target)
         print(found.describe())
         if isinstance(found, Scan):
             found.require_readable()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def translate(interpreter: Interpreter, inputs: tuple[str, ...], out: str | None, best: int, beams: int) -> None:
     """A translation a line, as soon as it is there; with `best`, each with its score and the next best ones."""
+    if not inputs:
+        raise DataError("there are no sentences to translate", do="give some, a text file, or - for what is piped in")
     together = 1 if inputs == ("-",) and sys.stdin.isatty() else 64
     found = interpreter.predict_many(_sentences(inputs), best=best, beams=max(beams, best), together=together)
     if out:
@@ -49,7 +51,8 @@ def _lines(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the sentences cannot be read: {error}", where=path) from None
+        do = "give a text file in UTF-8, or a sentence"
+        raise DataError(f"the sentences cannot be read: {error}", where=path, do=do) from None
 
 
 def save_translations(answers: Iterable[Translated], path: Path) -> Path:

@@ -55,7 +55,8 @@ class Run:
     def require_new(path: Path) -> None:
         path = path.expanduser()
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError("the run folder exists and is not empty", where=path, do="choose another --out")
+            do = "choose another --out; a run that was stopped goes on with `regard resume`"
+            raise RunError("the run folder exists and is not empty", where=path, do=do)
 
     @staticmethod
     def open(path: str | Path) -> Run:

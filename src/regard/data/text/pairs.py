@@ -123,10 +123,10 @@ def _direction(root: Path, there: Counter[str], source: str | None, target: str 
         raise DataError(
             f"there is text in {len(names)} languages: {', '.join(names)}",
             where=root,
-            do=f"say which pair is meant, such as source={names[0]!r}, target={names[1]!r}",
+            do=f"say which pair is meant, such as --source {names[0]} --target {names[1]}",
         )
     source, target = sorted(names, key=lambda name: (name.split("-")[0].split("_")[0] not in ("en", "eng"), name))
-    return source, target, f"; for the other direction give source={target!r}"
+    return source, target, f"; for the other direction give --source {target}"
 
 
 def _parts(root: Path, stems: list[str]) -> dict[str, str]:
@@ -289,11 +289,11 @@ def _columns(
         raise DataError(
             f"there are {len(options)} columns with text: {', '.join(texts[n] for n in options)}",
             where=path,
-            do="say which are meant by source= and target=",
+            do="say which are meant by --source and --target",
         )
     a, b = (free.pop(0) if n is None and free else n for n in wanted)
     if a is None or b is None:
-        raise DataError("only one column with text is known", where=path, do="say both, by source= and target=")
+        raise DataError("only one column with text is known", where=path, do="say both, by --source and --target")
     return (a, b), (texts[a], texts[b]), [text for n, text in enumerate(texts) if n not in (a, b)]
 
 
