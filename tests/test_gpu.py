@@ -82,6 +82,23 @@ def test_augmentation_on_the_device_equals_that_on_the_cpu():
     torch.testing.assert_close(soft_there.cpu(), soft)
 
 
+def test_augmenting_never_waits_for_the_gpu():
+    """One wait a batch, and a GPU stands still while Python launches the next hundred small kernels."""
+    from regard.config import Augment
+    from regard.data import Augmenter
+
+    config = Augment(crop="shift", flip=True, policy="trivial", erase=0.5, mixup=0.4, cutmix=1.0)
+    run = Augmenter(config, 0, (0.5,) * 3, (0.25,) * 3, 4)
+    images, labels = torch.randint(0, 255, (64, 3, 32, 32), dtype=torch.uint8).cuda(), (torch.arange(64) % 4).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(4):
+            x = run.images(images, torch.arange(64), 1)
+            run.mix(x, run.targets(labels, torch.arange(64), 1), 1, step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_network_on_the_gpu_is_inspected_and_excited():
     model, x = regard.create("vit_nano", classes=3, size=32), torch.rand(3, 3, 32, 32)
     on_cpu = inspect_model(model, x)
@@ -212,7 +229,7 @@ def test_the_largest_batch_is_found(tmp_path, little_memory):
 
 @pytest.mark.parametrize("model", ["transformer_nano", "rnn_nano"])
 def test_translation_is_learnt_on_the_gpu_in_a_few_recorded_shapes(tmp_path, model):
-    data = write_pairs(tmp_path / "data", 600)
+    data = write_pairs(tmp_path / "data", 2400)
     run = regard.train(
         data, model=model, width=64, vocabulary=300, tokens=512, epochs=25, lr=5e-3, dropout=0.0, smoothing=0.0,
         out=tmp_path / "run", quiet=True,

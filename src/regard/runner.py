@@ -75,7 +75,9 @@ class ImagePlan(Plan):
         return Classification(self.config.smoothing, self.config.loss)
 
     def augmenter(self, augment: Augment) -> Augmenter:
-        return Augmenter(augment, self.config.seed, self.preparation.mean, self.preparation.std, len(self.classes))
+        config, mean, std = self.config, self.preparation.mean, self.preparation.std
+        mixed = round(config.epochs * (1 - config.calm))
+        return Augmenter(augment, config.seed, mean, std, len(self.classes), mixed)
 
     def feed(self, world: World) -> Feed:
         config = self.config

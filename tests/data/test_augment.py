@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from regard import api
 from regard.config import Augment
+from regard.console import Progress
 from regard.data import Augmenter
 from regard.data.augment import _operations, _theta, _warp, erase, mix, move, vary
 from regard.data.random import order, uniforms
 from regard.data.three import jitter, three_augment
 from regard.errors import ConfigError
+from regard.recipes.settle import settle
+from regard.runner import make_plan
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (12, 3, 16, 16), dtype=np.uint8))
 LABELS, NUMBERS = torch.arange(12) % 3, torch.arange(100, 112)
@@ -98,6 +102,21 @@ def test_mixup_mixes_images_and_targets_alike():
     again = mix(x, targets, Augment(mixup=1.0), 0, 1, 2)
     assert torch.equal(again[0], mixed)
     assert not torch.equal(mix(x, targets, Augment(mixup=1.0), 0, 1, 3)[1], soft)
+
+
+def test_images_are_mixed_up_to_an_epoch():
+    run = Augmenter(Augment(mixup=1.0), 0, (0.5,) * 3, (0.25,) * 3, 3, mixed=2)
+    soft = [run(IMAGES, LABELS, NUMBERS, epoch, 0)[1] for epoch in (2, 3)]
+    assert (soft[0].amax(1) < 1).any()
+    assert torch.equal(soft[1], torch.eye(3)[LABELS])
+
+
+def test_the_last_share_of_epochs_is_not_mixed(picture_folder):
+    found, last = api.check(picture_folder, quiet=True), []
+    for calm in (0.0, 0.3):
+        config, origins = settle(found, {"epochs": 10, "mixup": 0.2, "calm": calm, "model": "vit_nano"})
+        last.append(make_plan(found, config, origins, Progress(True)).augmenter(Augment()).mixed)
+    assert last == [10, 7]
 
 
 def test_cutmix_targets_are_the_areas():

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from regard.config import Augment
 from regard.data.random import uniforms
+from regard.data.send import send
 from regard.data.three import three_augment
 from regard.errors import ConfigError
 
@@ -112,7 +113,7 @@ def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
     shifted = config.crop == "shift"
     if not (shifted or config.rotate or config.zoom or config.flip):
         return x
-    u = u.to(x.device)
+    u = send(u, x.device)
     signed = 2 * u - 1
     shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0)
     if shifted:  # whole pixels, up to an eighth of the side each way
@@ -150,8 +151,8 @@ def vary(x: Tensor, u: Tensor, policy: str, strength: float = 0.3) -> Tensor:
             amount = low + (high - low) * level[at]
             if signed:
                 amount = torch.where(sign[at] < 0.5, -amount, amount)
-            at = at.to(x.device)
-            out[at] = operation(x[at], amount.to(x.device, x.dtype)).clamp(0, 1)
+            at = send(at, x.device)
+            out[at] = operation(x[at], send(amount.to(x.dtype), x.device)).clamp(0, 1)
         x = out
     return x
 
@@ -160,7 +161,7 @@ def erase(x: Tensor, u: Tensor, share: float) -> Tensor:
     """Random erasing (Zhong et al., 2020): a box of 2 to 33 % of the image becomes zero, for `share` of them."""
     if share == 0:
         return x
-    dims, u = x.ndim - 2, u.to(x.device)
+    dims, u = x.ndim - 2, send(u, x.device)
     area = 0.02 + 0.31 * u[:, 1]
     ratio = torch.exp((2 * u[:, 2] - 1) * math.log(10 / 3))
     keep = torch.zeros(len(x), *x.shape[2:], dtype=torch.bool, device=x.device)
@@ -187,7 +188,7 @@ def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step
     draw = np.random.default_rng([seed, epoch, step])
     kind = kinds[int(draw.integers(len(kinds)))]
     alpha = getattr(config, kind)
-    own, other = float(draw.beta(alpha, alpha)), (torch.arange(len(x)) ^ 1).clamp_max(len(x) - 1)
+    own, other = float(draw.beta(alpha, alpha)), (torch.arange(len(x), device=x.device) ^ 1).clamp_max(len(x) - 1)
     if kind == "mixup":
         x = x * own + x[other] * (1 - own)
     else:
@@ -203,10 +204,22 @@ def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step
 
 
 class Augmenter:
-    """From a batch of pixels to what the network trains on: augmented, normalised, with soft targets."""
+    """From a batch of pixels to what the network trains on: augmented, normalised, with soft targets.
 
-    def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], classes: int):
+    After the epoch `mixed`, images are no longer mixed with one another.
+    """
+
+    def __init__(
+        self,
+        config: Augment,
+        seed: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        classes: int,
+        mixed: float = math.inf,
+    ):
         self.config, self.seed, self.mean, self.std, self.classes = config, seed, mean, std, classes
+        self.mixed = mixed
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Each image by itself, so any number of them at once: the result does not depend on the others."""
@@ -220,7 +233,7 @@ class Augmenter:
 
     def mix(self, x: Tensor, targets: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """The images of a batch with one another, and their targets."""
-        return mix(x, targets, self.config, self.seed, epoch, step)
+        return mix(x, targets, self.config, self.seed, epoch, step) if epoch <= self.mixed else (x, targets)
 
     def __call__(self, images: Tensor, labels: Tensor, numbers: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         return self.mix(self.images(images, numbers, epoch), self.targets(labels, numbers, epoch), epoch, step)
@@ -234,7 +247,7 @@ def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: st
     True
     """
     u = torch.from_numpy(uniforms(seed, epoch, numbers.numpy(), patches, use=5)).float()
-    return u.to(device).argsort(dim=1, stable=True)
+    return send(u, torch.device(device)).argsort(dim=1, stable=True)
 
 
 class Masker(Augmenter):
@@ -253,5 +266,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    shape = (1, -1, *[1] * (x.ndim - 2))
-    return (x - x.new_tensor(mean).reshape(shape)) / x.new_tensor(std).reshape(shape)
+    centre, width = (
+        send(torch.tensor(own, dtype=x.dtype), x.device).reshape(1, -1, *[1] * (x.ndim - 2)) for own in (mean, std)
+    )
+    return (x - centre) / width

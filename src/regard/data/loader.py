@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from regard.data.augment import normalise, to_float
 from regard.data.random import order, uniforms
 from regard.data.scanner import CACHE_BYTES, Scan
+from regard.data.send import send
 from regard.data.source import Source
 from regard.errors import ConfigError, DataError
 
@@ -258,7 +259,7 @@ class Loader:
                 some = batches[at : at + together]
                 wanted = np.concatenate([numbers for numbers, _ in some])
                 part = torch.from_numpy(self.sorted[np.searchsorted(self.order.index, wanted, sorter=self.sorted)])
-                there = part.to(self.stacked.images.device)
+                there = send(part, self.stacked.images.device)
                 images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
                 yield Batch(images, labels, numbers, tuple((len(own), share) for own, share in some))
         elif self.loader is not None:

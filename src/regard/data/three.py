@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.data.send import send
+
 JITTER = 0.3
 BLUR = (0.1, 2.0)  # the Gaussian's deviation in pixels
 _REACH = 6  # pixels: three deviations
@@ -17,7 +19,7 @@ _REACH = 6  # pixels: three deviations
 
 def three_augment(x: Tensor, u: Tensor) -> Tensor:
     """`u` holds six numbers in [0, 1) a sample: which operation, how much blur, three colour factors, their order."""
-    u = u.to(x.device, x.dtype)
+    u = send(u.to(x.dtype), x.device)
     kind, out = (u[:, 0] * 3).long(), x.clone()
     for number, operation in enumerate((_grey, _solarise, _blur)):
         at = (kind == number).nonzero()[:, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from torch import nn
 from regard.data.text import TextLoader, Tokenizers
 from regard.metrics import Figure, perplexity, summarise_translation
 from regard.networks.decoding import beam_search
+from regard.networks.recorded import RecordedSearch
 from regard.networks.translator import Translator
 from regard.tasks import NextWord, Translated
 
 AT_ONCE = 4096  # source tokens translated at a time, padding counted
+ROUND = 8  # words: sources whose shapes are recorded are padded to a multiple of this
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,25 @@ def translate_all(
     best: int = 1,
     tick: Callable[[int], None] = lambda done: None,
 ) -> list[Translated]:
-    """Translations in the order of the sources; those of like length are translated together."""
+    """Translations in the order of the sources; those of like length are translated together.
+
+    On a GPU in few shapes, for each of which the search's step is recorded.
+    """
+    options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best}
+    record = device.type == "cuda"
+    search = RecordedSearch(model, **options) if record else partial(beam_search, model, **options)
     encoded = tokenizers.source.encode(list(sources), end=True)
     answers: dict[int, Translated] = {}
     waiting = sorted(range(len(encoded)), key=lambda n: len(encoded[n]), reverse=True)
     while waiting:
         longest = len(encoded[waiting[0]])
+        if record and model.longest is None:
+            longest = -(-longest // ROUND) * ROUND
         some, waiting = waiting[: max(1, AT_ONCE // longest)], waiting[max(1, AT_ONCE // longest) :]
         rows = torch.full((len(some), longest), tokenizers.source.pad)
         for row, n in zip(rows, some, strict=True):
             row[: len(encoded[n])] = torch.tensor(encoded[n])
-        found = beam_search(model, rows.to(device), beams=beams, alpha=penalty, best=best)
+        found = search(rows.to(device))
         for n, words, scores in zip(some, found.words.tolist(), found.scores.tolist(), strict=True):
             (text, score), *others = (
                 (tokenizers.target.decode(own), value) for own, value in zip(words, scores, strict=True)
