@@ -11,7 +11,7 @@ from regard import registry
 from regard.config import CONFIGS, PretrainConfig, RunConfig, change, to_dict
 from regard.config_text import TranslateConfig
 from regard.console import Progress
-from regard.data import Preparation
+from regard.data import Preparation, Scan
 from regard.errors import ConfigError, DataError, did_you_mean
 from regard.evaluation import repeat
 from regard.measuring import check, compare, evaluate, load, load_images, look_at, probe
@@ -157,10 +157,12 @@ def train(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
+    found: Scan | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
 
+    `found` is what `check` has found in the data: many runs need not read the same images many times.
     With `resume`, a run that `out` already holds is gone on with. With `dry_run`, a step is made, the plan is
     printed, and nothing is written. With `seeds`, that many runs from `seed` on in folders of their own, and the
     mean and deviation of their figures in the summary.json of the folder around them. Under torchrun, all its
@@ -176,12 +178,12 @@ def train(
 
         def once(seed: int, out: str) -> Run:
             mine = settings | {"seed": seed, "out": out}
-            return train(data, quiet=quiet, command=command, resume=True, **mine)
+            return train(data, quiet=quiet, command=command, resume=True, found=found, **mine)
 
         return repeat(once, str(data), settings, seeds, Progress(quiet))
     if is_text(data, settings):
         return train_text(data, settings, quiet, command, resume, dry_run)
-    return _start("train", RunConfig, data, settings, quiet, command, resume, dry_run)
+    return _start("train", RunConfig, data, settings, quiet, command, resume, dry_run, found)
 
 
 def pretrain(
@@ -206,7 +208,7 @@ def pretrain(
 
 def _start(
     name: str, kind: type[RunConfig], data: str | Path, settings: dict[str, Any], quiet: bool, command: str | None,
-    resume: bool, dry_run: bool,
+    resume: bool, dry_run: bool, found: Scan | None = None,
 ) -> Run:  # fmt: skip
     """A run of either kind, from its settings to its report."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
@@ -214,13 +216,13 @@ def _start(
     out = settings.get("out")
     if to_go_on(out, resume):
         changes = {name: settings[name] for name in _CHANGEABLE if name in settings}
-        return go_on(str(out), data=data, quiet=quiet, command=command, **changes)
+        return go_on(str(out), data=data, quiet=quiet, command=command, found=found, **changes)
     asked = change(kind(), settings)
     with joined(torch.device(pick_device(asked.device)), asked.timeout) as world:
         progress = Progress(quiet or not world.first)
         if out and world.first:
             Run.require_new(Path(out))
-        found = look_at(data, progress, kind.labelled)
+        found = found or look_at(data, progress, kind.labelled)
         found.require_readable(asked.unreadable)
         weights, classes = settings.get("weights"), len(found.source.classes)
         start = open_start(weights, classes, settings) if weights else None
@@ -256,7 +258,13 @@ _CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile"
 
 
 def resume(
-    run: str | Path, *, data: str | Path | None = None, quiet: bool = False, command: str | None = None, **changes: Any
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    quiet: bool = False,
+    command: str | None = None,
+    found: Scan | None = None,
+    **changes: Any,
 ) -> Run:
     """Go on with a run that was stopped, exactly where it was; `data` if its data has been moved.
 
@@ -279,7 +287,7 @@ def resume(
         progress = Progress(quiet or not world.first)
         if is_finished(opened, progress):
             return opened
-        found = look_at(stored if data is None else data, progress, config.labelled)
+        found = found or look_at(stored if data is None else data, progress, config.labelled)
         splits = kept_splits(opened, found)
         state = load_state(opened.checkpoint("state"))
         weights, classes = config.weights, len(found.source.classes)

@@ -46,7 +46,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
-        for trial, future in _made(study, waiting, jobs):
+        for trial, future in _made(study, found, waiting, jobs):
             try:
                 accuracy = future.result()
             except DivergedError as error:
@@ -66,31 +66,45 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     return result
 
 
-def _made(study: Study, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
-    """Each run when it has ended. Several at a time are processes of their own, which share the cores."""
+def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
+    """Each run when it has ended. Several at a time are processes of their own, which share the cores; each reads the
+    data once."""
     if jobs == 1:
         for trial in trials:
             future: Future[float] = Future()
             try:
-                future.set_result(_make(study, trial))
+                future.set_result(_make(study, trial, found))
             except DivergedError as error:
                 future.set_exception(error)
             yield trial, future
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _use_threads, (threads,))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (threads, study.data))
     try:
-        futures = {pool.submit(_make, study, trial): trial for trial in trials}
+        futures = {pool.submit(_make_there, study, trial): trial for trial in trials}
         for future in as_completed(futures):
             yield futures[future], future
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _use_threads(count: int) -> None:
+_found: Scan | None = None
+"""What a process that makes runs has read."""
+
+
+def _begin(threads: int, data: str) -> None:
     import torch
 
-    torch.set_num_threads(count)
+    global _found
+    torch.set_num_threads(threads)
+    scan = api.check(data, quiet=True)
+    assert isinstance(scan, Scan)
+    _found = scan
+
+
+def _make_there(study: Study, trial: Trial) -> float:
+    assert _found is not None
+    return _make(study, trial, _found)
 
 
 def _settled(study: Study, found: Scan) -> Study:
@@ -125,10 +139,10 @@ def _finished(study: Study, trial: Trial) -> bool:
     return (study.out / "runs" / trial.name / "report.html").is_file()
 
 
-def _make(study: Study, trial: Trial) -> float:
+def _make(study: Study, trial: Trial, found: Scan) -> float:
     path = study.out / "runs" / trial.name
     settings = {name: value for name, value in trial.settings.items() if value is not None}
-    run: Run = api.train(study.data, out=path, quiet=True, resume=True, **settings)
+    run: Run = api.train(study.data, out=path, quiet=True, resume=True, found=found, **settings)
     return run.read_json("summary.json")["figures"]["accuracy"]["value"]
 
 
