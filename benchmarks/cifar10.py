@@ -2,7 +2,7 @@
 
 The clock starts with this process and stops when the test images are evaluated: decoding, compiling and saving are
 in it. Settings were chosen on validation images cut from the training set; so are the weights; the test set is read
-once, at the end.
+once, at the end. Afterwards the same weights are asked once more, each image together with its mirror image.
 
     python benchmarks/cifar10.py DATA --stem conv --out results      # DATA: the folder with train/ and test/
     python benchmarks/cifar10.py --draw results                       # the curves of the runs kept there
@@ -30,6 +30,8 @@ def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: st
         wall = time.time() - START
         summary, rows = result.read_json("summary.json"), result.read_rows("metrics.csv")
         _, config, _ = result.read_config()
+        mirrored = regard.evaluate(result.path, data, mirror=True).figures["accuracy"]
+        both = time.time() - START
     accuracy = summary["figures"]["accuracy"]
     before = wall - begun - float(rows[-1]["seconds"])
     facts = {
@@ -41,6 +43,8 @@ def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: st
         "test accuracy": accuracy,
         "validation accuracy": summary["val_accuracy"],
         "wall clock, s": round(wall, 1),
+        "test accuracy, judged with the mirror image": mirrored._asdict(),
+        "wall clock with that, the images read again, s": round(both, 1),
         "of that before and after training, s": round(begun + before, 1),
         "first epoch with compiling, s": float(rows[0]["seconds"]),
         "later epochs, s each": round((float(rows[-1]["seconds"]) - float(rows[0]["seconds"])) / (len(rows) - 1), 3),

@@ -19,6 +19,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "transformer": {"recipe": "translate_small"},
     "rnn_attention": {
         "recipe": "translate_small", "model": "rnn_attention", "width": 512, "depth": 2, "dropout": 0.3,
+        "optimizer": "adamw", "lr": 1e-3,
     },
 }  # fmt: skip
 

@@ -82,15 +82,26 @@ def look_at(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
 
 
 def evaluate(
-    run: str | Path, data: str | Path, *, split: str | None = None, batch: int = 64, quiet: bool = False
+    run: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    batch: int = 64,
+    mirror: bool = False,
+    quiet: bool = False,
 ) -> Evaluation | TranslationEvaluation:
     """Figures of a trained model on data.
+
+    With `mirror`, each image is judged together with its mirror image, by the mean of both probabilities: often a
+    little better, for twice the work, where left and right do not matter.
 
     Which images: those of `split`, or "all". If not said, the test split if the data has one, else
     everything, but never an image that the run trained on or chose its weights by (known by its pixels).
     """
     loaded, progress = load(run), Progress(quiet)
     if isinstance(loaded, Interpreter):
+        if mirror:
+            raise ConfigError("sentences have no mirror image", do="leave --mirror out")
         return evaluate_text(loaded, run, data, split, progress)
     predictor = loaded
     predictor.require_classes()
@@ -117,6 +128,7 @@ def evaluate(
             predictor.classes,
             predictor.device,
             tick,
+            mirror,
         )
 
 

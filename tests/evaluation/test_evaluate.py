@@ -113,3 +113,17 @@ def test_other_images_of_training_patients_are_left_out(tmp_path, capsys):
     assert {f"p{int(key.split('.')[0]) // 4}" for key in result.keys} == kept
     regard.evaluate(run.path, tmp_path / "later" / "t.csv", split="all")
     assert "warning: this model was trained or chosen on" in capsys.readouterr().err
+
+
+def test_with_the_mirror_image_it_is_the_mean_of_both(pictures, tmp_path):
+    make_folder(tmp_path / "new", per_class=3, side=16)
+    for path in (tmp_path / "new").rglob("*.png"):
+        turned = tmp_path / "turned" / path.relative_to(tmp_path / "new")
+        turned.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(turned)
+    plain, turned = (
+        regard.evaluate(pictures / "run", tmp_path / n, split="all", quiet=True) for n in ("new", "turned")
+    )
+    both = regard.evaluate(pictures / "run", tmp_path / "new", split="all", mirror=True, quiet=True)
+    assert not np.allclose(plain.probs, turned.probs, atol=1e-4)
+    np.testing.assert_allclose(both.probs, (plain.probs + turned.probs) / 2, atol=1e-6)

@@ -86,7 +86,7 @@ def _theta(
     two axes.
     """
     dims, aspect = x.ndim - 2, x.shape[-2] / x.shape[-1]
-    angle = torch.as_tensor(turn, dtype=x.dtype, device=x.device)
+    angle = turn if isinstance(turn, Tensor) else torch.full((), turn, dtype=x.dtype, device=x.device)
     theta = torch.zeros(len(x), dims, dims + 1, dtype=x.dtype, device=x.device)
     for axis in range(2, dims):
         theta[:, axis, axis] = zoom

@@ -74,9 +74,18 @@ def predict_loader(
     preparation: Preparation,
     device: torch.device,
     tick: Callable[[int, str], None] = lambda done, note="": None,
+    mirror: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order."""
-    return run_over(model, lambda x, _: task.probabilities(model(x, lean=True)), loader, preparation, device, tick)
+    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order.
+
+    With `mirror`, the mean of what an image and its mirror image give.
+    """
+
+    def answer(x: Tensor, _: Tensor) -> Tensor:
+        views = (x, x.flip(-1)) if mirror else (x,)
+        return torch.stack([task.probabilities(model(view, lean=True)) for view in views]).mean(0)
+
+    return run_over(model, answer, loader, preparation, device, tick)
 
 
 def features_of(
@@ -145,9 +154,10 @@ def evaluate(
     classes: tuple[str, ...],
     device: torch.device,
     tick: Callable[[int, str], None] = lambda done, note="": None,
+    mirror: bool = False,
 ) -> Evaluation:
     """Figures with intervals over everything the loader gives. The source's classes are matched by name."""
-    probs, labels, index = predict_loader(model, task, loader, preparation, device, tick)
+    probs, labels, index = predict_loader(model, task, loader, preparation, device, tick, mirror)
     labels = np.array([classes.index(source.classes[label]) for label in labels])
     keys = [source.samples[i].key for i in index]
     return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)

@@ -45,7 +45,7 @@ def translate_small() -> TranslateConfig:
     """
     return TranslateConfig(
         model="transformer_base", width=256, depth=4, heads=4, mlp=1024, dropout=0.3, norm="pre", vocabulary=8000,
-        tokens=4096, epochs=40, lr=1e-3, warmup=0.1, weight_decay=0.05, ema=0.998,
+        tokens=4096, epochs=25, optimizer="muon", lr=3e-3, warmup=0.1, weight_decay=0.05, ema=0.998,
     )  # fmt: skip
 
 
