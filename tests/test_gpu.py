@@ -1,7 +1,9 @@
 """What only a CUDA device can show. Run by hand: python -m pytest -m gpu tests/test_gpu.py"""
 
+import gc
 import json
 import signal
+import threading
 
 import pytest
 import torch
@@ -146,6 +148,31 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(positions):
     assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()
 
 
+def test_a_thread_may_pin_memory_while_a_step_is_recorded():
+    """As a loader's does."""
+    model, ended = regard.create("vit_nano", classes=4, size=16, depth=2).cuda(), threading.Event()
+    step = Step(model, Classification(), RunConfig(compile=True, precision="fp32"), torch.device("cuda"), rows=8)
+    x, targets = torch.randn(8, 3, 16, 16, device="cuda"), torch.eye(4, device="cuda").repeat(2, 1)
+
+    def pin():
+        size = 1
+        while not ended.is_set():
+            size = size % 100 + 1  # sizes that are new at first, and have to be allocated
+            torch.ones(1000 * size).pin_memory().to("cuda", non_blocking=True)
+
+    for _ in range(3):
+        step.whole([(x, targets, 1.0)])
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        losses = [float(step.whole([(x, targets, 1.0)])[0]) for _ in range(5)]
+    finally:
+        ended.set()
+        thread.join()
+    assert len(step.recorded) == 1
+    assert losses[-1] < losses[0]
+
+
 def test_a_replayed_step_drops_other_units_each_time():
     torch.manual_seed(0)
     model = regard.create("vit_nano", classes=4, size=16, dropout=0.5).cuda()
@@ -200,9 +227,11 @@ def test_a_run_stopped_on_the_gpu_goes_on_to_the_same_end(tmp_path, monkeypatch)
 
 @pytest.fixture
 def little_memory():
-    """A GPU of 1.5 GB."""
+    """A GPU of 1.5 GB, beside what earlier tests still hold."""
+    gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(1.5e9 / torch.cuda.mem_get_info()[1])
+    held = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((1.5e9 + held) / torch.cuda.mem_get_info()[1])
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
 

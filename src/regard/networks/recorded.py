@@ -71,7 +71,7 @@ class RecordedSearch:
             search.advance()
             search.restart(source, limit)  # there may be room for fewer words than this
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             search.advance()
         self.pool = graph.pool()  # one runs at a time
         return graph.replay

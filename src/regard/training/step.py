@@ -141,7 +141,8 @@ class Step:
         if shape not in self.recorded:
             graph, x, targets = torch.cuda.CUDAGraph(), x.clone(), targets.clone()
             pool = next((other.pool() for other, *_ in self.recorded.values()), None)  # one runs at a time
-            with torch.cuda.graph(graph, pool=pool):
+            # A loader's thread may well ask for memory meanwhile: that is no fault of the recording.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 result = self.gradients([(x, targets, 1.0)]), self.apply()
             self.recorded[shape] = graph, x, targets, result
         graph, held, held_targets, result = self.recorded[shape]
