@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from regard.config import RunConfig
 from regard.networks.recorded import RecordedSearch
 from regard.networks.transformer import Transformer, configure
+from regard.tasks import NextWord
 from regard.training.step import Step, mixed
 from regard.weights.seq2seq import EPS, save_marian
 
@@ -44,21 +45,10 @@ class Load:
 LOADS = {"cuda": Load(256, 64, 32, 10), "cpu": Load(32, 16, 32, 1), "small": Load(16, 8, 16, 2)}
 
 
-@dataclass(frozen=True)
-class Translating:
-    """The task, as far as a step needs it: targets begin with the start and are shifted here."""
-
-    padding: int
-
-    def output(self, model: Callable[..., Any], x: Tensor, targets: Tensor) -> Any:
-        return model(x, targets[:, :-1])
-
-    def loss(self, output: Any, targets: Tensor) -> Tensor:
-        logits, wanted = output.logits.float().flatten(0, 1), targets[:, 1:].flatten()
-        return F.cross_entropy(logits, wanted, ignore_index=self.padding, label_smoothing=SMOOTHING)
-
-    def amount(self, targets: Tensor) -> Tensor:
-        return (targets[:, 1:] != self.padding).sum()
+def their_loss(output: Any, targets: Tensor, padding: int) -> Tensor:
+    """As transformers' own models and trainers have it: torch's cross-entropy of the scores in fp32."""
+    logits, wanted = output.logits.float().flatten(0, 1), targets[:, 1:].flatten()
+    return F.cross_entropy(logits, wanted, ignore_index=padding, label_smoothing=SMOOTHING)
 
 
 def models(name: str, vocabulary: int, device: torch.device, endless: bool = False) -> tuple[Transformer, nn.Module]:
@@ -87,20 +77,19 @@ def our_training(model: Transformer, source: Tensor, targets: Tensor) -> Callabl
     device = source.device
     precision, compiled = ("bf16", True) if device.type == "cuda" else ("fp32", False)
     config = RunConfig(model="transformer_base", precision=precision, compile=compiled, lr=1e-4, weight_decay=0.01)
-    step = Step(model.train(), Translating(model.config.padding), config, device)
+    step = Step(model.train(), NextWord(model.config.padding, SMOOTHING), config, device)
     return lambda: step.whole([(source, targets, 1.0)])
 
 
 def their_training(model: Any, source: Tensor, targets: Tensor, compiled: bool) -> Callable[[], object]:
     config = RunConfig(precision="bf16" if source.is_cuda else "fp32")
-    task = Translating(model.config.pad_token_id)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     run, seen = torch.compile(model.train()) if compiled else model.train(), torch.ones_like(source)
 
     def work() -> None:
         with mixed(config, source.device):
             output = run(input_ids=source, attention_mask=seen, decoder_input_ids=targets[:, :-1], use_cache=False)
-            loss = task.loss(output, targets)
+            loss = their_loss(output, targets, model.config.pad_token_id)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -156,9 +145,10 @@ def compare(
 @torch.no_grad()
 def same_loss(ours: Transformer, theirs: Any, source: Tensor, targets: Tensor) -> str:
     """What makes the comparison one: without dropout, both have the same loss."""
-    task = Translating(ours.config.padding)
+    task = NextWord(ours.config.padding, SMOOTHING)
     own = task.loss(task.output(ours.eval(), source, targets), targets)
-    other = task.loss(theirs.eval()(input_ids=source, decoder_input_ids=targets[:, :-1]), targets)
+    output = theirs.eval()(input_ids=source, decoder_input_ids=targets[:, :-1])
+    other = their_loss(output, targets, ours.config.padding)
     assert abs(own - other) < 1e-3 * other, (own, other)
     return f"loss {float(own):.4f} and {float(other):.4f}"
 

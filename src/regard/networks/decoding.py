@@ -187,11 +187,8 @@ class Search:
 
     def advance(self) -> None:
         """One more word for every beam of every sentence."""
-        count, last = self.beams, self.limit <= self.at + 1
-        gained = _allowed(self.model, self.steps.step(self.newest), last)  # (B, K, V)
-        flat = (self.running_scores[:, :, None] + gained).flatten(1)
-        scores, index = flat.topk(2 * count)  # K of which at most end, so that K can go on
-        beam, word = index // gained.shape[-1], index % gained.shape[-1]
+        count = self.beams
+        scores, word, beam = self._candidates()
         sentences = _pick(self.running, beam).index_copy_(2, self.at.view(1), word[:, :, None])
         ends = word == self.model.config.end
 
@@ -202,16 +199,38 @@ class Search:
         self.ended_scores.copy_(kept)
 
         left, chosen = scores.masked_fill(ends, float("-inf")).topk(count)
+        shared = self._shared()
         self.running.copy_(_pick(sentences, chosen))
         self.running_scores.copy_(left)
         self.newest.copy_(word.gather(1, chosen))
-        self.steps.reorder(beam.gather(1, chosen))
+        self.steps.reorder(beam.gather(1, chosen), shared)
 
         # A score can only fall as words are added, and is divided by no more than the penalty of the last word allowed.
         hope = left[:, 0] / length_penalty(self.limit, self.alpha)
         full = kept[:, -1] > float("-inf")
         self.done.logical_or_(full | (kept[:, self.best - 1] >= hope))
         self.at.add_(1)
+
+    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The 2K best continuations of each sentence, K of which at most end, so that K can go on: their scores,
+        words, and which beam each continues, (B, 2K)."""
+        config, logits = self.model.config, self.steps.step(self.newest).float()  # (B, K, V)
+        all_words = logits.logsumexp(dim=-1, keepdim=True)
+        logits[..., config.padding] = float("-inf")
+        best, word = logits.topk(min(2 * self.beams, logits.shape[-1]))  # of each beam first: V is large
+        last = (self.limit <= self.at + 1)[:, None, None]
+        ends = logits[..., config.end, None].where(torch.arange(best.shape[-1], device=best.device) == 0, float("-inf"))
+        best, word = torch.where(last, ends, best), torch.where(last, config.end, word)
+        flat = (self.running_scores[:, :, None] + (best - all_words)).flatten(1)
+        scores, index = flat.topk(2 * self.beams)
+        return scores, word.flatten(1).gather(1, index), index // best.shape[-1]
+
+    def _shared(self) -> int:
+        """How many words all beams of a sentence begin with alike, of any sentence: what is remembered of them need not
+        move. On a GPU, where to ask would be to wait, none."""
+        if self.running.device.type != "cpu":
+            return 0
+        return int((self.running == self.running[:, :1]).all(dim=1).cumprod(dim=1).sum(dim=1).min())
 
 
 class _Cached:
@@ -227,8 +246,8 @@ class _Cached:
     def step(self, words: Tensor) -> Tensor:
         return self.model.step(words, self.state)
 
-    def reorder(self, beams: Tensor) -> None:
-        self.state.reorder(beams)
+    def reorder(self, beams: Tensor, shared: int) -> None:
+        self.state.reorder(beams, shared)
 
 
 class _Recomputed:
@@ -251,7 +270,7 @@ class _Recomputed:
         features = self.model.decode(self.words[:, :, : self.at].flatten(0, 1), self.memory)
         return self.model.score(features[:, -1]).unflatten(0, words.shape)
 
-    def reorder(self, beams: Tensor) -> None:
+    def reorder(self, beams: Tensor, shared: int) -> None:
         self.words = _pick(self.words, beams)
 
 

@@ -59,13 +59,14 @@ class State(NamedTuple):
             return None
         return int(self.at)
 
-    def reorder(self, beams: Tensor) -> None:
-        """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was."""
+    def reorder(self, beams: Tensor, shared: int = 0) -> None:
+        """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was; the first `shared` words
+        of all of them are the same."""
         first = torch.arange(0, beams.numel(), beams.shape[1], device=beams.device)
         index = (beams + first[:, None]).flatten()
         count = self.filled()
         for tensor in self.kept:
-            part = tensor if count is None else tensor[:count]
+            part = tensor if count is None else tensor[shared:count]
             part.copy_(part.index_select(1 + self.roomy, index))
 
 

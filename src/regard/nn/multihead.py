@@ -27,6 +27,7 @@ class MultiHeadAttention(Attention):
         self.heads = heads
         self.inner = heads * (key_width if value_width is None else value_width)
         self.parts = (heads * key_width, heads * key_width, self.inner)
+        self.halves = (self.parts[0], sum(self.parts[1:]))
         self.qkv = nn.Linear(width, sum(self.parts), bias=bias)
         self.out = nn.Linear(self.inner, width, bias=bias)
 
@@ -43,9 +44,12 @@ class MultiHeadAttention(Attention):
         """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys."""
         if keys is None:
             q, k, v = self.project(queries)
+        elif values is None:
+            first, rest = self._divided(self.halves)
+            q, (k, v) = self._split(F.linear(queries, *first)), self._both(keys, *rest)
         else:
-            inputs = (queries, keys, keys if values is None else values)
-            q, k, v = (self._part(n, x) for n, x in enumerate(inputs))
+            inputs = zip((queries, keys, values), self._divided(self.parts), strict=True)
+            q, k, v = (self._split(F.linear(x, *part)) for x, part in inputs)
         return self.mix(q, k, v, mask=mask, bias=bias, causal=causal)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,11 +59,12 @@ class MultiHeadAttention(Attention):
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values alone, of tokens that many queries will look at, one after another."""
-        return self._part(1, memory), self._part(2, memory)
+        return self._both(memory, *self._divided(self.halves)[1])
 
     def recall(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives for these queries (B, Q, width) and for keys and values that are remembered."""
-        return self.mix(self._part(0, queries), k, v, mask=mask)
+        q = self._split(F.linear(queries, *self._divided(self.halves)[0]))
+        return self.mix(q, k, v, mask=mask)
 
     def mix(
         self,
@@ -75,10 +80,15 @@ class MultiHeadAttention(Attention):
         mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def _part(self, number: int, x: Tensor) -> Tensor:
-        """Queries (0), keys (1) or values (2) of x, by their part of the one matrix."""
-        weight, bias = self.qkv.weight.split(self.parts)[number], self.qkv.bias
-        return self._split(F.linear(x, weight, None if bias is None else bias.split(self.parts)[number]))
+    def _divided(self, parts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
+        """The one matrix and its bias in parts. Divided once a pass, for each time costs a copy going backward."""
+        weights, bias = self.qkv.weight.split(parts), self.qkv.bias
+        return list(zip(weights, [None] * len(parts) if bias is None else bias.split(parts), strict=True))
+
+    def _both(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the same tokens, in one product."""
+        k, v = (self._split(part) for part in F.linear(x, weight, bias).split(self.parts[1:], dim=-1))
+        return k, v
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, N, H · D) as heads, (B, H, N, D)."""

@@ -41,7 +41,8 @@ def translate_small() -> TranslateConfig:
 
     regard train DATA --recipe translate_small
 
-    Made for Multi30k (29,000 pairs), on a GPU; not measured yet.
+    Made for Multi30k (29,000 pairs), English to German: 39.4 BLEU on test_2016_flickr (37.7 to 40.9) after 77 seconds
+    of training on one H200, 57 of them for compiling (benchmarks/results/multi30k.md).
     """
     return TranslateConfig(
         model="transformer_base", width=256, depth=4, heads=4, mlp=1024, dropout=0.3, norm="pre", vocabulary=8000,

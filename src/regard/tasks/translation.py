@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from regard.tasks.entropy import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,8 @@ class NextWord:
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         wanted = targets[:, 1:].flatten()
-        total = F.cross_entropy(
-            output.logits.flatten(0, 1).float(), wanted, ignore_index=self.padding, label_smoothing=self.smoothing,
-            reduction="sum",
-        )  # fmt: skip
+        scores = output.logits.flatten(0, 1)
+        total = cross_entropy(scores, wanted, ignored=self.padding, smoothing=self.smoothing)
         return total / (wanted != self.padding).sum().clamp_min(1)
 
     def amount(self, targets: Tensor) -> Tensor:
