@@ -51,10 +51,11 @@ def test_word_by_word_equals_all_at_once_and_beams_are_apart(norm, sizes):
     x, memory = torch.randn(2, 3, 4, 16), torch.randn(2, 7, 16)
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3]).bool()[:, None, None]
     d, e = sizes.get("key_width", 4), sizes.get("value_width", 4)
-    past = Past(torch.full((6, 4, room, d), 9.0), torch.full((6, 4, room, e), 9.0), *ours.cross.remember(memory))
-    steps = []
+    rooms = (torch.full((2, room, 3, 4, size), 9.0) for size in (d, e))
+    past, steps = Past(*rooms, *ours.cross.remember(memory)), []
     for n in range(4):
-        steps.append(ours.step(x[:, :, n], past, torch.tensor(n), torch.arange(room)[None] <= n, mask))
+        own = torch.eye(3).bool()[:, None] & (torch.arange(room) <= n)[:, None]  # (K, T, K)
+        steps.append(ours.step(x[:, :, n], past, torch.tensor(n), own.flatten(1).expand(2, 1, 3, -1), mask))
     for beam in range(3):
         expected = ours(x[:, beam], memory, mask)
         torch.testing.assert_close(torch.stack(steps, 2)[:, beam], expected, atol=1e-5, rtol=1e-5)

@@ -199,11 +199,10 @@ class Search:
         self.ended_scores.copy_(kept)
 
         left, chosen = scores.masked_fill(ends, float("-inf")).topk(count)
-        shared = self._shared()
         self.running.copy_(_pick(sentences, chosen))
         self.running_scores.copy_(left)
         self.newest.copy_(word.gather(1, chosen))
-        self.steps.reorder(beam.gather(1, chosen), shared)
+        self.steps.reorder(beam.gather(1, chosen))
 
         # A score can only fall as words are added, and is divided by no more than the penalty of the last word allowed.
         hope = left[:, 0] / length_penalty(self.limit, self.alpha)
@@ -225,13 +224,6 @@ class Search:
         scores, index = flat.topk(2 * self.beams)
         return scores, word.flatten(1).gather(1, index), index // best.shape[-1]
 
-    def _shared(self) -> int:
-        """How many words all beams of a sentence begin with alike, of any sentence: what is remembered of them need not
-        move. On a GPU, where to ask would be to wait, none."""
-        if self.running.device.type != "cpu":
-            return 0
-        return int((self.running == self.running[:, :1]).all(dim=1).cumprod(dim=1).sum(dim=1).min())
-
 
 class _Cached:
     """Steps with a past that is remembered."""
@@ -246,8 +238,8 @@ class _Cached:
     def step(self, words: Tensor) -> Tensor:
         return self.model.step(words, self.state)
 
-    def reorder(self, beams: Tensor, shared: int) -> None:
-        self.state.reorder(beams, shared)
+    def reorder(self, beams: Tensor) -> None:
+        self.state.reorder(beams)
 
 
 class _Recomputed:
@@ -270,7 +262,7 @@ class _Recomputed:
         features = self.model.decode(self.words[:, :, : self.at].flatten(0, 1), self.memory)
         return self.model.score(features[:, -1]).unflatten(0, words.shape)
 
-    def reorder(self, beams: Tensor, shared: int) -> None:
+    def reorder(self, beams: Tensor) -> None:
         self.words = _pick(self.words, beams)
 
 

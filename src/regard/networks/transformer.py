@@ -98,24 +98,26 @@ class Transformer(Translator):
     def begin(self, memory: Memory, beams: int, length: int) -> State:
         source = [part for block in self.decoder for part in block.cross.remember(memory.words)]  # pyright: ignore
         # Of the size and kind that keys and values are, which autocast decides.
-        room = (length, len(self.decoder), len(memory.words) * beams, self.config.heads)
+        room = (len(self.decoder), len(memory.words), length, beams, self.config.heads)
         keys, values = (part.new_zeros(*room, part.shape[-1]) for part in source[:2])
         at = torch.zeros((), dtype=torch.long, device=memory.words.device)
+        writer = at.new_zeros(length, len(memory.words) * beams)  # which beam wrote each word of a beam's past
         places = self.positions.rows(length).to(memory.words.dtype)
-        return State(at, (keys, values), (memory.mask[:, None, None], places, *source), roomy=True)
+        return State(at, (writer,), (memory.mask[:, None, None], places, keys, values, *source))
 
     def step(self, words: Tensor, state: State) -> Tensor:
-        (keys, values), (mask, places, *source) = state.kept, state.fixed
+        (writer,), (mask, places, keys, values, *source) = state.kept, state.fixed
         x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
+        beams = torch.arange(words.shape[1], device=words.device)
+        writer.index_copy_(0, state.at.view(1), beams.repeat(1, len(words)))
         count = state.filled()
+        wrote = writer[: None if count is None else count + 1].unflatten(1, words.shape)  # (T, B, K)
+        own = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
         if count is None:
-            seen = torch.arange(len(keys), device=keys.device)[None] <= state.at
-        else:
-            keys, values, seen = keys[: count + 1], values[: count + 1], None
+            own &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
         for n, block in enumerate(self.decoder):
-            own = (kept[:, n].permute(1, 2, 0, 3) for kept in (keys, values))  # words first in memory: see `filled`
-            past = Past(*own, *source[2 * n : 2 * n + 2])
-            x = block.step(x, past, state.at, seen, mask)  # pyright: ignore[reportCallIssue]
+            past = Past(keys[n], values[n], *source[2 * n : 2 * n + 2])
+            x = block.step(x, past, state.at, own.flatten(2)[:, None], mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.score(self.decoder_norm(x))
 

@@ -42,11 +42,9 @@ class State(NamedTuple):
     at: Tensor
     """How many words have been seen: a tensor of one number, so that a recorded step counts on."""
     kept: tuple[Tensor, ...]
-    """What belongs to a beam, and goes where it goes: each (depth, B · K, …), or (L, depth, B · K, …)."""
+    """What belongs to a beam, and goes where it goes: each (n, B · K, …)."""
     fixed: tuple[Tensor, ...]
-    """What belongs to a sentence, the same for all its beams."""
-    roomy: bool = False
-    """Whether what is kept has a place for each of L words to come, filled up to `at`."""
+    """What belongs to a sentence and all its beams."""
 
     def restart(self, fresh: State) -> None:
         """Become a state of the same shapes, in the same memory: what was recorded on a GPU works on it again."""
@@ -54,20 +52,15 @@ class State(NamedTuple):
             old.copy_(new)
 
     def filled(self) -> int | None:
-        """How many places are worth looking at; None, all: where to ask would be to wait, or the shape would change."""
-        if not self.roomy or self.at.device.type != "cpu" or torch.compiler.is_compiling():
-            return None
-        return int(self.at)
+        """How many words have been seen; None where to ask would be to wait, or a shape would change by it."""
+        return None if self.at.device.type != "cpu" or torch.compiler.is_compiling() else int(self.at)
 
-    def reorder(self, beams: Tensor, shared: int = 0) -> None:
-        """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was; the first `shared` words
-        of all of them are the same."""
+    def reorder(self, beams: Tensor) -> None:
+        """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was."""
         first = torch.arange(0, beams.numel(), beams.shape[1], device=beams.device)
         index = (beams + first[:, None]).flatten()
-        count = self.filled()
         for tensor in self.kept:
-            part = tensor if count is None else tensor[shared:count]
-            part.copy_(part.index_select(1 + self.roomy, index))
+            tensor.copy_(tensor.index_select(1, index))
 
 
 class Translator(Network):

@@ -19,9 +19,9 @@ class Past(NamedTuple):
     """What one block remembers while words come one by one. No shape changes from step to step."""
 
     keys: Tensor
-    """(B · K, H, L, D): of the words so far, and room for those to come."""
+    """(B, L, K, H, D): of the words so far, and room for those to come."""
     values: Tensor
-    """(B · K, H, L, E)"""
+    """(B, L, K, H, E)"""
     source_keys: Tensor
     """(B, H, S, D): of the source, once for all beams of a sentence."""
     source_values: Tensor
@@ -64,24 +64,26 @@ class DecoderBlock(nn.Module):
         x = self._branch(self.norm2, x, lambda words: self.cross(words, memory, mask=mask))
         return self._branch(self.norm3, x, self.mlp)
 
-    def step(self, x: Tensor, past: Past, at: Tensor, seen: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, past: Past, at: Tensor, own: Tensor, mask: Tensor | None = None) -> Tensor:
         """The next word of each beam, (B, K, width) in and out: word number `at`, a tensor of one number.
 
-        `seen` (1, L) is true for the words up to this one; without it, this one is the last there is room for. `mask`
-        as in `forward`. Its keys and values are written into the past, in place.
+        `own` (B, 1, K, T · K) says which of all beams' first T words, this one with them, are a beam's own past: beams
+        that go on from the same one share it, and nothing has to be moved. `mask` as in `forward`. Keys and values of
+        this word are written into the past, in place.
         """
-        x = self._branch(self.norm1, x, lambda words: self._look_back(words, past, at, seen))
+        x = self._branch(self.norm1, x, lambda words: self._look_back(words, past, at, own))
         x = self._branch(
             self.norm2, x, lambda words: self.cross.recall(words, past.source_keys, past.source_values, mask)
         )
         return self._branch(self.norm3, x, self.mlp)
 
-    def _look_back(self, words: Tensor, past: Past, at: Tensor, seen: Tensor | None) -> Tensor:
-        """Beams have pasts of their own: here they are sentences, where in `cross` they are queries of one."""
-        q, k, v = self.attention.project(words.flatten(0, 1).unsqueeze(1))
-        past.keys.index_copy_(2, at.view(1), k)
-        past.values.index_copy_(2, at.view(1), v)
-        return self.attention.mix(q, past.keys, past.values, mask=seen).view_as(words)
+    def _look_back(self, words: Tensor, past: Past, at: Tensor, own: Tensor) -> Tensor:
+        q, *new = self.attention.project(words)
+        seen = []
+        for room, fresh in zip(past[:2], new, strict=True):
+            room.index_copy_(1, at.view(1), fresh.transpose(1, 2)[:, None])
+            seen.append(room[:, : own.shape[-1] // words.shape[1]].flatten(1, 2).transpose(1, 2))
+        return self.attention.mix(q, *seen, mask=own)
 
     def _branch(self, norm: nn.Module, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
