@@ -65,12 +65,28 @@ class Lines(Step):
 
     def __init__(self, progress: Progress, label: str, total: int):
         self.progress, self.label, self.total, self.last = progress, label, total, time.monotonic()
+        self.first: tuple[int, float] | None = None
+        """Where it began, which for work that goes on is not 0, and when."""
 
     def __call__(self, done: int, note: str = "") -> None:
         now = time.monotonic()
+        self.first = self.first or (done, now)
         if now - self.last >= self.EVERY or done == self.total:
             self.last = now
-            self.progress.say(f"{self.label} {done}/{self.total} {note}".rstrip())
+            begun, when = self.first
+            if begun < done < self.total:
+                note = f"{time_left((now - when) / (done - begun) * (self.total - done))}  {note}"
+            self.progress.say(f"{self.label} {done}/{self.total}  {note}".rstrip())
+
+
+def time_left(seconds: float) -> str:
+    """
+    >>> time_left(99.6), time_left(150), time_left(9000)
+    ('about 100 s left', 'about 2 min left', 'about 2.5 h left')
+    """
+    if seconds < 120:
+        return f"about {seconds:.0f} s left"
+    return f"about {seconds / 60:.0f} min left" if seconds < 7200 else f"about {seconds / 3600:.1f} h left"
 
 
 def columns(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def translate(interpreter: Interpreter, inputs: tuple[str, ...], out: str | None, best: int, beams: int) -> None:
-    """A translation a line, as soon as it is there; with `best`, each with its score and the next best ones."""
+    """A translation a line, as soon as it is there; with `best`, it and the next best ones, each with its score."""
     if not inputs:
         raise DataError("there are no sentences to translate", do="give some, a text file, or - for what is piped in")
     together = 1 if inputs == ("-",) and sys.stdin.isatty() else 64
@@ -28,10 +28,12 @@ def translate(interpreter: Interpreter, inputs: tuple[str, ...], out: str | None
     if out:
         print(save_translations(found, Path(out)))
         return
-    for answer in found:
-        print(answer.text, flush=True)
-        for text, score in ((answer.text, answer.score), *answer.others) if best > 1 else ():
-            print(f"  {score:8.3f}  {text}")
+    for number, answer in enumerate(found):
+        if best == 1:
+            print(answer.text, flush=True)
+            continue
+        lines = [f"{score:8.3f}  {text}" for text, score in ((answer.text, answer.score), *answer.others)]
+        print("\n".join([""] * (number > 0) + lines), flush=True)
 
 
 def _sentences(inputs: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 from regard import api
-from regard.console import Progress
+from regard.console import Progress, time_left
 from regard.data import Scan, split
 from regard.errors import ConfigError, DivergedError
 from regard.recipes.settle import check_settings, settle
@@ -54,7 +54,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
             made += 1
             left = (time.monotonic() - start) / made * (len(waiting) - made)
             said = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
-            progress.say(f"run {made}/{len(waiting)}: {trial}: {said}; about {_duration(left)} left")
+            progress.say(f"run {made}/{len(waiting)}: {trial}: {said}; {time_left(left)}")
     except KeyboardInterrupt:
         progress.say(f"stopped with {len(waiting) - made} runs to go; the same command goes on")
         raise
@@ -144,7 +144,3 @@ def _make(study: Study, trial: Trial, found: Scan) -> float:
     settings = {name: value for name, value in trial.settings.items() if value is not None}
     run: Run = api.train(study.data, out=path, quiet=True, resume=True, found=found, **settings)
     return run.read_json("summary.json")["figures"]["accuracy"]["value"]
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

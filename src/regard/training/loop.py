@@ -125,7 +125,7 @@ class Training:
             except Halt:
                 self._save()
                 at = f"epoch {history.epoch}, update {history.updates} of {self.steps}"
-                self.progress.say(f"stopped in {at}; `regard resume` goes on from there")
+                self.progress.say(f"stopped in {at}; `regard resume {self.config.out}` goes on from there")
                 self.stop.leave()
             except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
                 self._keep()

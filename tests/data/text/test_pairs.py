@@ -71,6 +71,12 @@ def test_unequal_line_counts_are_refused_with_both(tmp_path):
         open_pairs(tmp_path)
 
 
+def test_a_text_without_its_partner_is_named(tmp_path):
+    write(tmp_path, train_en="One.\nTwo.\n")
+    with pytest.raises(DataError, match=r"train\.en has no partner[\s\S]*train\.de"):
+        open_pairs(tmp_path)
+
+
 def test_faults_are_listed_by_line_up_to_a_share(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.data.text.lines.LONGEST", 10)
     write(tmp_path, train_en=b"good\n\nfine\nwell\ncaf\xe9\n" + b"x\n" * 95, train_de="gut\nleer\n \n" + "l" * 11)

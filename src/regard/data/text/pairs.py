@@ -90,7 +90,14 @@ def _folder(root: Path, source: str | None, target: str | None) -> Corpus:
                     do="keep one of them",
                 )
             files[match[1]][match[2]] = path
+    lonely = [
+        path for stem, found in files.items() if len(found) == 1 and _SPLIT.match(stem) for path in found.values()
+    ]
     files = {stem: found for stem, found in files.items() if len(found) > 1}
+    if lonely and not files:
+        name = lonely[0].name
+        do = "put the same lines in the other language beside it: to train.en belongs train.de"
+        raise DataError(f"{name} has no partner in another language", where=root, do=do)
     source, target, why = _direction(root, Counter(name for found in files.values() for name in found), source, target)
     both = {stem: found for stem, found in files.items() if source in found and target in found}
     parts = _parts(root, list(both))
