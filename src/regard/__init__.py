@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.api import compare, create, demo, evaluate, load, models, pretrain, probe, resume, save, train
+    from regard.api import check, compare, create, demo, evaluate, load, models, pretrain, probe, resume, save, train
     from regard.errors import RegardError
     from regard.geometry import TokenMap
     from regard.interpreter import Interpreter
@@ -25,6 +25,7 @@ _HOME = {
     "TokenMap": "regard.geometry",
     "attend": "regard.nn",
     "capture": "regard.nn",
+    "check": "regard.api",
     "compare": "regard.api",
     "create": "regard.api",
     "demo": "regard.api",
@@ -47,6 +48,7 @@ __all__ = [
     "__version__",
     "attend",
     "capture",
+    "check",
     "compare",
     "create",
     "demo",
