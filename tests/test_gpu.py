@@ -84,12 +84,13 @@ def test_augmentation_on_the_device_equals_that_on_the_cpu():
     torch.testing.assert_close(soft_there.cpu(), soft)
 
 
-def test_augmenting_never_waits_for_the_gpu():
+@pytest.mark.parametrize("policy", ["rand", "trivial", "three"])
+def test_augmenting_never_waits_for_the_gpu(policy):
     """One wait a batch, and a GPU stands still while Python launches the next hundred small kernels."""
     from regard.config import Augment
     from regard.data import Augmenter
 
-    config = Augment(crop="shift", flip=True, policy="trivial", erase=0.5, mixup=0.4, cutmix=1.0)
+    config = Augment(crop="shift", flip=True, policy=policy, erase=0.5, mixup=0.4, cutmix=1.0)
     run = Augmenter(config, 0, (0.5,) * 3, (0.25,) * 3, 4)
     images, labels = torch.randint(0, 255, (64, 3, 32, 32), dtype=torch.uint8).cuda(), (torch.arange(64) % 4).cuda()
     torch.cuda.set_sync_debug_mode("error")

@@ -12,9 +12,10 @@ from regard.config import CONFIGS, PretrainConfig, RunConfig, change, to_dict
 from regard.config_text import TranslateConfig
 from regard.console import Progress
 from regard.data import Preparation, Scan
+from regard.data.text import Corpus
 from regard.errors import ConfigError, DataError, did_you_mean
 from regard.evaluation import repeat
-from regard.measuring import check, compare, evaluate, load, load_images, look_at, probe
+from regard.measuring import check, compare, evaluate, load, load_images, probe, read
 from regard.networks import Network
 from regard.predictor import build
 from regard.pretraining import Pretraining, finish_pretraining
@@ -157,12 +158,12 @@ def train(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
-    found: Scan | None = None,
+    found: Scan | Corpus | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
 
-    `found` is what `check` has found in the data: many runs need not read the same images many times.
+    `found` is what `check` has found in the same images: many runs need not read them many times.
     With `resume`, a run that `out` already holds is gone on with. With `dry_run`, a step is made, the plan is
     printed, and nothing is written. With `seeds`, that many runs from `seed` on in folders of their own, and the
     mean and deviation of their figures in the summary.json of the folder around them. Under torchrun, all its
@@ -182,6 +183,8 @@ def train(
 
         return repeat(once, str(data), settings, seeds, Progress(quiet))
     if is_text(data, settings):
+        if found is not None:
+            raise ConfigError("found is for images; sentences are read anew", do="leave it out")
         return train_text(data, settings, quiet, command, resume, dry_run)
     return _start("train", RunConfig, data, settings, quiet, command, resume, dry_run, found)
 
@@ -208,7 +211,7 @@ def pretrain(
 
 def _start(
     name: str, kind: type[RunConfig], data: str | Path, settings: dict[str, Any], quiet: bool, command: str | None,
-    resume: bool, dry_run: bool, found: Scan | None = None,
+    resume: bool, dry_run: bool, found: Scan | Corpus | None = None,
 ) -> Run:  # fmt: skip
     """A run of either kind, from its settings to its report."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
@@ -222,7 +225,7 @@ def _start(
         progress = Progress(quiet or not world.first)
         if out and world.first:
             Run.require_new(Path(out))
-        found = found or look_at(data, progress, kind.labelled)
+        found = read(data, found, progress, kind.labelled)
         found.require_readable(asked.unreadable)
         weights, classes = settings.get("weights"), len(found.source.classes)
         start = open_start(weights, classes, settings) if weights else None
@@ -263,7 +266,7 @@ def resume(
     data: str | Path | None = None,
     quiet: bool = False,
     command: str | None = None,
-    found: Scan | None = None,
+    found: Scan | Corpus | None = None,
     **changes: Any,
 ) -> Run:
     """Go on with a run that was stopped, exactly where it was; `data` if its data has been moved.
@@ -287,7 +290,7 @@ def resume(
         progress = Progress(quiet or not world.first)
         if is_finished(opened, progress):
             return opened
-        found = found or look_at(stored if data is None else data, progress, config.labelled)
+        found = read(stored if data is None else data, found, progress, config.labelled)
         splits = kept_splits(opened, found)
         state = load_state(opened.checkpoint("state"))
         weights, classes = config.weights, len(found.source.classes)

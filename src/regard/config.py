@@ -329,7 +329,7 @@ class RunConfig:
     cutmix: float = 0.0
     """Alpha of CutMix; 0 turns it off."""
     calm: float = 0.0
-    """Share of the epochs, at the end, without mixup and CutMix: pictures as they will be met."""
+    """Share of the epochs, at the end and in whole ones, without mixup and CutMix: pictures as they will be met."""
     checkpointing: bool = False
     """Recompute activations: less memory, more time. Not together with compile."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from regard.data.text import Tokenizers
 from regard.data.text import open_marian as open_vocabulary
 from regard.errors import ConfigError, RunError
-from regard.evaluation import translate_all
+from regard.evaluation import make_search, translate_all
 from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
 from regard.explain.draw_words import draw_words
-from regard.networks.decoding import stream
+from regard.networks.decoding import Hypotheses, stream
 from regard.networks.translator import Translator
 from regard.tasks import Translated
 from regard.weights import Run, is_marian, open_marian, open_text
@@ -51,6 +52,8 @@ class Interpreter:
     ) -> None:
         self.model, self.tokenizers, self.languages, self.device = model, tokenizers, languages, device
         self.model.to(device).eval()
+        self.searches: dict[tuple[int, float, int], Callable[[Tensor], Hypotheses]] = {}
+        """By beams, penalty and how many are asked for: what they have recorded serves the next sentences too."""
 
     @staticmethod
     def open(path: str | Path, device: torch.device, average: int = 0) -> Interpreter:
@@ -93,14 +96,14 @@ class Interpreter:
         if isinstance(texts, str):
             raise ConfigError("one text is given where several are expected", do="use predict, or give a list")
         beams = max(BEAMS, best) if beams is None else beams
-        waiting = iter(texts)
+        key, waiting = (beams, penalty, best), iter(texts)
+        if key not in self.searches:
+            self.searches[key] = make_search(self.model, self.device, beams=beams, penalty=penalty, best=best)
         while some := [text.strip() for text in islice(waiting, together)]:
             full = [text for text in some if text]
             found = iter(
-                translate_all(
-                    self.model, self.tokenizers, full, self.device, beams=beams, penalty=penalty, best=best
-                ) if full else ()
-            )  # fmt: skip
+                translate_all(self.model, self.tokenizers, full, self.device, self.searches[key]) if full else ()
+            )
             for text in some:
                 yield next(found) if text else Translated("", "", 0.0)
 

@@ -82,7 +82,18 @@ def look_at(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
     if source.ignored:
         progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
     with progress.bar("reading", len(source.samples)) as tick:
-        return scan(source, lambda done, total: tick(done))
+        found = scan(source, lambda done, total: tick(done))
+    found.path = str(data)
+    return found
+
+
+def read(data: str | Path, found: Scan | Corpus | None, progress: Progress, labels: bool = True) -> Scan:
+    """What was found in these images before, or finds it."""
+    if found is None:
+        return look_at(data, progress, labels)
+    if not isinstance(found, Scan) or found.path != str(data) or found.source.labelled != labels:
+        raise ConfigError("found is not what `regard.check` has found in this data", where=data, do="leave it out")
+    return found
 
 
 def evaluate(

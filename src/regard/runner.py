@@ -76,7 +76,7 @@ class ImagePlan(Plan):
 
     def augmenter(self, augment: Augment) -> Augmenter:
         config, mean, std = self.config, self.preparation.mean, self.preparation.std
-        mixed = round(config.epochs * (1 - config.calm))
+        mixed = config.epochs - round(config.epochs * config.calm)
         return Augmenter(augment, config.seed, mean, std, len(self.classes), mixed)
 
     def feed(self, world: World) -> Feed:

@@ -21,7 +21,7 @@ def test_it_is_torchs_own_with_its_gradient(monkeypatch, at_once, smoothing):
     x = scores()
     expected = F.cross_entropy(x, WANTED, ignore_index=0, label_smoothing=smoothing, reduction="sum")
     (gradient,) = torch.autograd.grad(3 * expected, x)
-    found = cross_entropy(x * 1.0, WANTED, ignored=0, smoothing=smoothing)
+    found = cross_entropy(x, WANTED, ignored=0, smoothing=smoothing)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(3 * found, x)[0], gradient, atol=1e-12, rtol=1e-12)
     assert not gradient[WANTED == 0].any()
@@ -35,6 +35,15 @@ def test_half_precision_is_summed_in_single():
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, x)[0], gradient)
+
+
+def test_a_word_that_cannot_be_costs_nothing():
+    x = torch.tensor([[1.0, float("-inf"), 2.0]], requires_grad=True)
+    loss = cross_entropy(x, torch.tensor([2]), ignored=0)
+    torch.testing.assert_close(loss, F.cross_entropy(x, torch.tensor([2])))
+    loss.backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[1.0, 0.0, -1.0]]) / (1 + torch.e))
+    assert x[0, 2] == 2  # the user's own scores stay
 
 
 def test_scores_that_are_spent_are_not_taken_for_scores_again():

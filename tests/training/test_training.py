@@ -11,7 +11,7 @@ from torch import nn
 
 import regard
 from regard import runner
-from regard.errors import RunError
+from regard.errors import ConfigError, RunError
 from regard.training import Average, Muon, make_optimizers
 
 
@@ -196,3 +196,15 @@ def test_a_picture_model_refuses_volumes(tmp_path):
     with pytest.raises(regard.RegardError, match="2 axes and the data has 3"):
         regard.train(tmp_path / "v.npz", model="vit_nano", out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_found_before_is_not_read_again(picture_folder, tmp_path, monkeypatch):
+    found = regard.check(picture_folder, quiet=True)
+    other = regard.check("digits", quiet=True)
+    monkeypatch.setattr("regard.measuring.look_at", lambda *_: pytest.fail("read again"))
+    assert quick(picture_folder, tmp_path / "run", found=found).read_json("summary.json")["figures"]
+    with pytest.raises(ConfigError, match="not what `regard.check` has found"):
+        quick(picture_folder, tmp_path / "wrong", found=other)
+    assert not (tmp_path / "wrong").exists()
+    with pytest.raises(ConfigError, match="found is for images"):
+        regard.train("dates", found=found, out=tmp_path / "words", quiet=True)

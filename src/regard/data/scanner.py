@@ -40,6 +40,8 @@ class Scan:
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     cache: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """Decoded samples, kept when all are small enough to stay in memory."""
+    path: str = ""
+    """What was asked to be read."""
 
     def duplicates(self) -> list[list[int]]:
         """Groups of samples with the same pixels."""

@@ -19,24 +19,29 @@ _REACH = 6  # pixels: three deviations
 
 def three_augment(x: Tensor, u: Tensor) -> Tensor:
     """`u` holds six numbers in [0, 1) a sample: which operation, how much blur, three colour factors, their order."""
-    u = send(u.to(x.dtype), x.device)
-    kind, out = (u[:, 0] * 3).long(), x.clone()
+    kind, out, u = (u[:, 0] * 3).long(), x.clone(), u.to(x.dtype)
     for number, operation in enumerate((_grey, _solarise, _blur)):
         at = (kind == number).nonzero()[:, 0]
         if len(at):
-            out[at] = operation(x[at], BLUR[0] + (BLUR[1] - BLUR[0]) * u[at, 1])
+            deviation = send(BLUR[0] + (BLUR[1] - BLUR[0]) * u[at, 1], x.device)
+            at = send(at, x.device)
+            out[at] = operation(x[at], deviation)
     return jitter(out, 1 - JITTER + 2 * JITTER * u[:, 2:5], (u[:, 5] * 6).long())
 
 
 def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast and saturation times `factors` (B, 3), in one of their six orders for each sample."""
-    orders = torch.tensor(list(itertools.permutations(range(3))), device=x.device)[order]  # (B, 3)
+    """Brightness, contrast and saturation times `factors` (B, 3), in one of their six orders for each sample.
+
+    Factors and orders are on the CPU, wherever the images are: which samples are meant is known there without waiting.
+    """
+    orders = torch.tensor(list(itertools.permutations(range(3))))[order]  # (B, 3)
     for turn in range(3):
         out = x.clone()
         for number, towards in enumerate((torch.zeros_like, _mean_grey, _grey)):
             at = (orders[:, turn] == number).nonzero()[:, 0]
             if len(at):
-                factor = factors[at, number].reshape(-1, 1, 1, 1)
+                factor = send(factors[at, number], x.device).reshape(-1, 1, 1, 1)
+                at = send(at, x.device)
                 out[at] = (factor * x[at] + (1 - factor) * towards(x[at])).clamp(0, 1)
         x = out
     return x

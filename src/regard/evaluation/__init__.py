@@ -8,6 +8,7 @@ from regard.evaluation.translate import (
     TranslationEvaluation,
     evaluate_translator,
     likelihoods,
+    make_search,
     translate_all,
 )
 from regard.evaluation.unseen import choose_samples, probe_parts, seen_samples
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate_translator",
     "features_of",
     "likelihoods",
+    "make_search",
     "mean_loss",
     "predict_loader",
     "probe_parts",

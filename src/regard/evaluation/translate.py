@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.data.text import TextLoader, Tokenizers
 from regard.metrics import Figure, perplexity, summarise_translation
-from regard.networks.decoding import beam_search
+from regard.networks.decoding import Hypotheses, beam_search
 from regard.networks.recorded import RecordedSearch
 from regard.networks.translator import Translator
 from regard.tasks import NextWord, Translated
@@ -45,31 +45,31 @@ class TranslationEvaluation:
         return {"figures": figures, "signatures": self.signatures}
 
 
+def make_search(
+    model: Translator, device: torch.device, *, beams: int, penalty: float, best: int = 1
+) -> Callable[[Tensor], Hypotheses]:
+    """Beam search with these settings. On a GPU its step is recorded for each shape of sources, so keep it."""
+    options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best}
+    return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, model, **options)
+
+
 @torch.inference_mode()
 def translate_all(
     model: Translator,
     tokenizers: Tokenizers,
     sources: Sequence[str],
     device: torch.device,
-    *,
-    beams: int,
-    penalty: float,
-    best: int = 1,
+    search: Callable[[Tensor], Hypotheses],
     tick: Callable[[int], None] = lambda done: None,
 ) -> list[Translated]:
-    """Translations in the order of the sources; those of like length are translated together.
-
-    On a GPU in few shapes, for each of which the search's step is recorded.
-    """
-    options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best}
-    record = device.type == "cuda"
-    search = RecordedSearch(model, **options) if record else partial(beam_search, model, **options)
+    """Translations in the order of the sources, found by a search of `make_search`; those of like length are
+    translated together, on a GPU in few shapes."""
     encoded = tokenizers.source.encode(list(sources), end=True)
     answers: dict[int, Translated] = {}
     waiting = sorted(range(len(encoded)), key=lambda n: len(encoded[n]), reverse=True)
     while waiting:
         longest = len(encoded[waiting[0]])
-        if record and model.longest is None:
+        if device.type == "cuda" and model.longest is None:
             longest = -(-longest // ROUND) * ROUND
         some, waiting = waiting[: max(1, AT_ONCE // longest)], waiting[max(1, AT_ONCE // longest) :]
         rows = torch.full((len(some), longest), tokenizers.source.pad)
@@ -120,7 +120,8 @@ def evaluate_translator(
     tick: Callable[[int], None] = lambda done: None,
 ) -> TranslationEvaluation:
     """BLEU, chrF and exact matches of translations, and the perplexity of the references."""
-    answers = translate_all(model, tokenizers, sources, device, beams=beams, penalty=penalty, tick=tick)
+    search = make_search(model, device, beams=beams, penalty=penalty)
+    answers = translate_all(model, tokenizers, sources, device, search, tick)
     made = summarise_translation([a.text for a in answers], references, tokenize=tokenize)
     figures = made.figures | {"perplexity": perplexity(*likelihoods(model, loader, device))}
     return TranslationEvaluation(figures, made.signatures, keys, references, answers)

@@ -115,9 +115,10 @@ class Transformer(Translator):
         own = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
         if count is None:
             own &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
+        own = own.flatten(2)[:, None]
         for n, block in enumerate(self.decoder):
             past = Past(keys[n], values[n], *source[2 * n : 2 * n + 2])
-            x = block.step(x, past, state.at, own.flatten(2)[:, None], mask)  # pyright: ignore[reportCallIssue]
+            x = block.step(x, past, state.at, own, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.score(self.decoder_norm(x))
 

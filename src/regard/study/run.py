@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import cache
 from multiprocessing import get_context
 
 from regard import api
@@ -79,7 +80,7 @@ def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator
             yield trial, future
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (threads, study.data))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _use_threads, (threads,))
     try:
         futures = {pool.submit(_make_there, study, trial): trial for trial in trials}
         for future in as_completed(futures):
@@ -88,23 +89,22 @@ def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator
         pool.shutdown(cancel_futures=True)
 
 
-_found: Scan | None = None
-"""What a process that makes runs has read."""
-
-
-def _begin(threads: int, data: str) -> None:
+def _use_threads(count: int) -> None:
     import torch
 
-    global _found
-    torch.set_num_threads(threads)
-    scan = api.check(data, quiet=True)
-    assert isinstance(scan, Scan)
-    _found = scan
+    torch.set_num_threads(count)
 
 
 def _make_there(study: Study, trial: Trial) -> float:
-    assert _found is not None
-    return _make(study, trial, _found)
+    return _make(study, trial, _read(study.data))
+
+
+@cache
+def _read(data: str) -> Scan:
+    """In a process that makes runs of one study, and lives no longer than that."""
+    found = api.check(data, quiet=True)
+    assert isinstance(found, Scan)
+    return found
 
 
 def _settled(study: Study, found: Scan) -> Study:

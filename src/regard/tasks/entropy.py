@@ -16,8 +16,9 @@ AT_ONCE = {"cpu": 2**18, "cuda": 2**28}
 def cross_entropy(scores: Tensor, wanted: Tensor, *, ignored: int, smoothing: float = 0.0) -> Tensor:
     """What `F.cross_entropy(scores, wanted, ignore_index=…, label_smoothing=…, reduction="sum")` gives, in fp32.
 
-    Scores (N, words) of any precision, wanted words (N,). The scores are spent: going backward, their gradient is
-    written in their place, since new memory of that size costs a CPU more time than the arithmetic.
+    Scores (N, words) of any precision, wanted words (N,), of which one is ignored. Scores that something else has
+    computed are spent: going backward, their gradient is written in their place, since new memory of that size costs a
+    CPU more time than the arithmetic.
 
     >>> scores = torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 9.0]])
     >>> cross_entropy(scores, torch.tensor([0, 1]), ignored=1, smoothing=0.1)
@@ -25,7 +26,8 @@ def cross_entropy(scores: Tensor, wanted: Tensor, *, ignored: int, smoothing: fl
     >>> torch.nn.functional.cross_entropy(scores[:1], torch.tensor([0]), label_smoothing=0.1)
     tensor(0.5076)
     """
-    return _CrossEntropy.apply(scores, wanted, ignored, smoothing)
+    own = scores.is_leaf and scores.requires_grad
+    return _CrossEntropy.apply(scores.clone() if own else scores, wanted, ignored, smoothing)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -39,7 +41,9 @@ class _CrossEntropy(torch.autograd.Function):
             some = scores[part].to(sums.dtype)
             sums[part] = some.logsumexp(1)
             right = some.gather(1, wanted[part, None])[:, 0]
-            losses[part] = sums[part] - (1 - smoothing) * right - smoothing * some.mean(1)
+            losses[part] = sums[part] - (1 - smoothing) * right
+            if smoothing:  # without, a score may be −∞
+                losses[part] -= smoothing * some.mean(1)
         ctx.save_for_backward(scores, wanted, sums)
         ctx.ignored, ctx.smoothing = ignored, smoothing
         return losses.masked_fill(wanted == ignored, 0.0).sum()
