@@ -203,7 +203,7 @@ def test_what_was_found_before_is_not_read_again(picture_folder, tmp_path, monke
     other = regard.check("digits", quiet=True)
     monkeypatch.setattr("regard.measuring.look_at", lambda *_: pytest.fail("read again"))
     assert quick(picture_folder, tmp_path / "run", found=found).read_json("summary.json")["figures"]
-    with pytest.raises(ConfigError, match="not what `regard.check` has found"):
+    with pytest.raises(ConfigError, match=r"not what `regard\.check` has found"):
         quick(picture_folder, tmp_path / "wrong", found=other)
     assert not (tmp_path / "wrong").exists()
     with pytest.raises(ConfigError, match="found is for images"):
