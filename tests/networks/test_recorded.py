@@ -44,6 +44,14 @@ def test_only_so_many_shapes_are_kept(monkeypatch):
     assert [shape[1] for shape in search.kept] == [5]
 
 
+def test_only_so_much_is_kept(monkeypatch):
+    monkeypatch.setattr(recorded, "ROOM", 1)
+    search = check("transformer_nano", "cpu")
+    assert [shape[1] for shape in search.kept] == [5]
+    words, depth, width = 5 * 0.5 + 6, 2, 16
+    assert next(iter(search.kept.values()))[0].held() > 2 * depth * 4 * 3 * int(words) * width * 4  # keys and values
+
+
 def test_what_cannot_be_searched_is_refused():
     model = regard.create("transformer_nano", vocabulary=20)
     with pytest.raises(ConfigError, match="5 best of 3 beams"):

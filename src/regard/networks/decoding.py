@@ -179,6 +179,10 @@ class Search:
         self.at.zero_()
         self.done.zero_()
 
+    def held(self) -> int:
+        """Bytes of what is remembered."""
+        return self.steps.held()
+
     def restart(self, source: Tensor, limit: Tensor) -> None:
         """Begin anew with sources of the same shape, in the same memory."""
         self.steps.restart(self.model.encode(source))
@@ -235,6 +239,9 @@ class _Cached:
     def restart(self, memory: Memory) -> None:
         self.state.restart(self.model.begin(memory, self.beams, self.length))
 
+    def held(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.state.kept, *self.state.fixed))
+
     def step(self, words: Tensor) -> Tensor:
         return self.model.step(words, self.state)
 
@@ -255,6 +262,9 @@ class _Recomputed:
         words, mask = (t.repeat_interleave(beams, dim=0) for t in memory[:2])
         self.memory = Memory(words, mask, tuple(t.repeat_interleave(beams, dim=1) for t in memory.last))
         self.at = 0
+
+    def held(self) -> int:
+        return self.words.nbytes
 
     def step(self, words: Tensor) -> Tensor:
         self.words[:, :, self.at] = words

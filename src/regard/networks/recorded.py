@@ -15,7 +15,8 @@ from regard.networks.decoding import Hypotheses, Search, check_search, evaluatin
 from regard.networks.translator import Translator
 
 WARM = 3  # ordinary steps before recording: libraries choose their kernels
-SHAPES = 8  # kept at most, the latest to come; each holds the past of all its beams
+SHAPES = 8  # kept at most, the latest to come; each holds the past of all its beams,
+ROOM = 2**31  # bytes, beyond which no more than the next one is kept
 
 
 class RecordedSearch:
@@ -52,10 +53,10 @@ class RecordedSearch:
         limit, length = limits(self.model, source, self.ratio, self.constant)
         with evaluating(self.model):
             if source.shape not in self.kept:
+                while len(self.kept) >= SHAPES or sum(search.held() for search, _ in self.kept.values()) > ROOM:
+                    del self.kept[next(iter(self.kept))]
                 search = Search(self.model, source, limit, length, beams=self.beams, alpha=self.alpha, best=self.best)
                 play = self._recorded(search, source, limit) if source.is_cuda else search.advance
-                while len(self.kept) >= SHAPES:
-                    del self.kept[next(iter(self.kept))]
                 self.kept[source.shape] = search, play
             search, play = self.kept[source.shape]
             search.restart(source, limit)
