@@ -3,11 +3,16 @@
 import csv
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import tyro
 
 import regard
+from regard.cli.groups import GROUPS, grouped, ungrouped
+from regard.config import PretrainConfig, RunConfig
+from regard.config_text import TranslateConfig
 
 
 def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_path):
@@ -232,3 +237,20 @@ def test_study_prints_the_table_and_what_it_means(cli, tmp_path):
     code, _, err = cli("study", "data-size", "digits", "--sizes", "many")
     assert code == 2
     assert "sizes=many are not whole numbers" in err
+
+
+@pytest.mark.parametrize("config", [RunConfig, PretrainConfig, TranslateConfig])
+def test_every_setting_stands_in_one_group_of_the_help(config):
+    names = [name for _, group in GROUPS.values() for name in group]
+    assert len(names) == len(set(names))
+    assert {f.name for f in fields(config)} <= set(names)
+    settings = tyro.cli(grouped(config), args=["--lr", "0.5"])
+    assert ungrouped(settings) == {f.name: f.default for f in fields(config)} | {"lr": 0.5}
+
+
+def test_the_help_says_what_the_source_says_of_each_setting(cli):
+    said = " ".join(cli("train", "--help")[1].replace("│", " ").split())
+    for heading in ("main options", "translation options", "variation options"):
+        assert heading in said
+    assert "Alpha of mixup; 0 turns it off." in said
+    assert "pretraining options" in cli("pretrain", "--help")[1]

@@ -6,10 +6,11 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
+from regard.cli.groups import grouped, ungrouped
 from regard.config import PretrainConfig, RunConfig
 from regard.config_text import TranslateConfig
 from regard.console import columns
@@ -70,7 +71,7 @@ class Train:
     data: Positional[str]
     """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits; for translation a
     folder with files such as train.en and train.de, a table of two columns, or dates."""
-    settings: OmitArgPrefixes[TranslateConfig]
+    settings: grouped(TranslateConfig)  # pyright: ignore[reportInvalidTypeForm]
     resume: bool = False
     """If --out already holds a run, go on with it."""
     dry_run: bool = False
@@ -80,20 +81,22 @@ class Train:
     ray: int | None = None
     """Train in so many processes that Ray starts, watches and replaces (docs/scaling.md). Needs --out."""
     quiet: Quiet = False
+    config: ClassVar[type[RunConfig]] = TranslateConfig
 
     def run(self) -> None:
         from regard import api
 
-        given = {name: getattr(self.settings, name) for name in _flags(type(self.settings))}
+        values, labelled = ungrouped(self.settings), self.config.labelled
+        given = {name: values[name] for name in _flags(self.config)}
         if self.ray is not None:
             from regard.scaling import train_on_ray
 
-            if self.dry_run or self.seeds != 1 or not self.settings.labelled:
+            if self.dry_run or self.seeds != 1 or not labelled:
                 raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
             same: dict[str, Any] = {"quiet": self.quiet, "command": command_line(), "resume": self.resume}
             return _tell_run(train_on_ray(self.data, processes=self.ray, **same, **given))
         extra = {"quiet": self.quiet, "command": command_line(), "resume": self.resume, "dry_run": self.dry_run}
-        if not self.settings.labelled:
+        if not labelled:
             made = api.pretrain(self.data, **extra, **given)
         else:
             made = api.train(self.data, seeds=self.seeds, **extra, **given)
@@ -114,7 +117,8 @@ class Pretrain(Train):
 
     data: Positional[str]
     """A folder of images, a .csv or .tsv with their paths, an .npz, or digits; labels are not used."""
-    settings: OmitArgPrefixes[PretrainConfig]  # pyright: ignore[reportIncompatibleVariableOverride]
+    settings: grouped(PretrainConfig)  # pyright: ignore[reportInvalidTypeForm]
+    config: ClassVar[type[RunConfig]] = PretrainConfig
 
 
 @dataclass
@@ -152,7 +156,7 @@ class StudyCommand:
 
     kind: Positional[Literal["data-size", "positions", "norm", "attention"]]
     """What to compare."""
-    settings: OmitArgPrefixes[RunConfig]
+    settings: grouped(RunConfig)  # pyright: ignore[reportInvalidTypeForm]
     data: Positional[str] = ""
     """Data as for train; none for attention."""
     models: str = "vit_nano,resnet_nano"
@@ -179,9 +183,7 @@ class StudyCommand:
             raise ConfigError(f"a study of {self.kind} needs data", do=f"give it: regard study {self.kind} DATA")
         for name in _flags(StudyCommand) & {"quick", "parts"}:
             raise ConfigError(f"--{name} is for `regard study attention`", do="leave it out")
-        settings: dict[str, Any] = {
-            f.name: getattr(self.settings, f.name) for f in fields(RunConfig) if f.name in given
-        }
+        settings = {name: value for name, value in ungrouped(self.settings).items() if name in given}
         settings |= {"sizes": _whole_numbers("sizes", self.sizes), "seeds": self.seeds}
         if self.kind == "data-size":
             if "model" in given:
@@ -204,7 +206,7 @@ class StudyCommand:
             raise ConfigError(f"the attention study makes its own data, and {self.data!r} is none", do="leave it out")
         for name in sorted(given - {"out", "device"} | (_flags(StudyCommand) & {"models", "sizes", "jobs"})):
             raise ConfigError(f"the attention study has no --{name.replace('_', '-')}", do="leave it out")
-        more: dict[str, Any] = {name: getattr(self.settings, name) for name in given}
+        more = {name: value for name, value in ungrouped(self.settings).items() if name in given}
         if parts := tuple(word.strip() for word in self.parts.split(",") if word.strip()):
             more["parts"] = parts
         if "seeds" in _flags(StudyCommand):
