@@ -66,6 +66,17 @@ def test_nothing_on_only_normalises():
     assert torch.equal(targets.argmax(1), LABELS)
 
 
+def test_an_image_is_mirrored_every_other_time():
+    torch.manual_seed(0)
+    images, numbers = torch.rand(64, 3, 8, 8), torch.arange(64)
+    run = Augmenter(Augment(flip=True), 0, (0.0,) * 3, (1.0,) * 3, 4)
+    shown = torch.stack([run.images(images, numbers, epoch) for epoch in (1, 2, 3, 4)])
+    torch.testing.assert_close(shown[1], shown[0].flip(-1), atol=1e-5, rtol=0)
+    assert torch.equal(shown[:2], shown[2:])
+    mirrored = (shown[0] - images).abs().amax((1, 2, 3)) > 1e-3
+    assert 16 < int(mirrored.sum()) < 48
+
+
 def test_shift_moves_whole_pixels_and_flip_mirrors():
     x = IMAGES.float() / 255
     config, u = Augment(crop="shift"), torch.full((12, 5), 0.5)

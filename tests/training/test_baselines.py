@@ -29,6 +29,30 @@ def test_muon_leaves_what_is_no_matrix_to_adamw():
     assert len(muon.param_groups[0]["params"]) == 2 * 4
 
 
+def test_muon_moves_queries_keys_and_values_each_by_themselves():
+    """As torch's own would, were they three parameters; the rest of a block's matrices as one each."""
+    torch.manual_seed(0)
+    model = regard.create("vit_nano", depth=2)
+    _, ours = make_optimizers(model, "muon", 0.02, 0.1)
+    matrices = [p for group in ours.param_groups for p in group["params"]]
+    divided = {block.attention.qkv.weight for block in model.blocks}
+    apart = [[nn.Parameter(m.detach().clone()) for m in p.chunk(3 if p in divided else 1)] for p in matrices]
+    theirs = torch.optim.Muon(
+        [p for parts in apart for p in parts], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    start = [p.detach().clone() for p in matrices]
+    for p, parts in zip(matrices, apart, strict=True):
+        p.grad = torch.randn_like(p)
+        for part, grad in zip(parts, p.grad.chunk(len(parts)), strict=True):
+            part.grad = grad.clone()
+    ours.step()
+    theirs.step()
+    assert len(divided) == 2
+    for p, parts, before in zip(matrices, apart, start, strict=True):
+        expected = torch.cat(list(parts))
+        assert (p - expected).norm() < 0.03 * (expected - before).norm()  # theirs works in bf16
+
+
 def test_muon_moves_kernels_as_the_rows_of_a_matrix():
     torch.manual_seed(0)
     grads = torch.randn(2, 4, 3, 3, 3)

@@ -223,7 +223,10 @@ class Augmenter:
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Each image by itself, so any number of them at once: the result does not depend on the others."""
-        u = torch.from_numpy(uniforms(self.seed, epoch, numbers.numpy(), 17, use=2)).float()
+        drawn = uniforms(self.seed, epoch, numbers.numpy(), 17, use=2)
+        # Mirrored or not in turn, not anew each time (Jordan, 2024): of every two epochs one shows it either way.
+        drawn[:, 2] = (uniforms(self.seed, 0, numbers.numpy(), 1, use=2)[:, 0] + epoch / 2) % 1
+        u = torch.from_numpy(drawn).float()
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
         return erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
 

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.networks import Network
+from regard.nn import MultiHeadAttention
 from regard.training.adapt import layer_numbers
 from regard.training.distributed import own
 
@@ -52,21 +54,29 @@ def make_optimizers(
         return [torch.optim.SGD(rest, lr=lr, momentum=0.9, fused=True)]
     # A second moment over 100 steps, not 1,000: many runs here are only a few thousand steps long.
     adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.99), fused=True)
-    return [adamw, Muon(matrices, lr, weight_decay)] if matrices else [adamw]
+    parts = {m.qkv.weight: m.parts for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    return [adamw, Muon(matrices, lr, weight_decay, parts=parts)] if matrices else [adamw]
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (Jordan et al., 2024), for matrices; scaled to AdamW's size of step
     (Liu et al., "Muon is scalable", 2025), so that AdamW's rate and decay serve.
 
-    Matrices of one shape are orthogonalised as one batch: one by one, they would leave a GPU waiting. The
-    kernels of a convolution are the rows of one matrix.
+    Matrices of one shape, lying or standing, are orthogonalised as one batch: one by one, they would leave a GPU
+    waiting. The kernels of a convolution are the rows of one matrix. `parts` says of a parameter that it is several
+    matrices, of so many rows each, as that which makes queries, keys and values is.
     """
 
     def __init__(
-        self, params: list[nn.Parameter] | list[dict[str, Any]], lr: float, weight_decay: float, momentum: float = 0.95
+        self,
+        params: list[nn.Parameter] | list[dict[str, Any]],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+        parts: Mapping[Tensor, tuple[int, ...]] = MappingProxyType({}),
     ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.parts = parts
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -86,11 +96,18 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(means, ahead)
             ahead = torch._foreach_lerp(grads, means, group["momentum"])
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * keep)
-            for shape in {p.shape for p in params}:
-                same = [n for n, p in enumerate(params) if p.shape == shape]
-                moves = orthogonalised(torch.stack([ahead[n].flatten(1) for n in same]))
-                moves = moves.to(params[0].dtype) * (-0.2 * max(moves.shape[1:]) ** 0.5 * group["lr"] * keep)
-                torch._foreach_add_([params[n] for n in same], [move.view(shape) for move in moves])
+            whole = [matrix.flatten(1) for matrix in ahead]
+            pieces = [piece for p, m in zip(params, whole, strict=True) for piece in m.split(self.parts.get(p, len(m)))]
+            for shape in {_lying(piece).shape for piece in pieces}:
+                same = [_lying(piece) for piece in pieces if _lying(piece).shape == shape]
+                moves = orthogonalised(torch.stack(same)).to(params[0].dtype) * (0.2 * max(shape) ** 0.5)
+                torch._foreach_copy_(same, list(moves))  # the pieces are views of what is then added
+            torch._foreach_mul_(whole, -group["lr"] * keep)
+            torch._foreach_add_(params, [m.view_as(p) for p, m in zip(params, whole, strict=True)])
+
+
+def _lying(matrix: Tensor) -> Tensor:
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
