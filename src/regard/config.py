@@ -271,6 +271,9 @@ class RunConfig:
     """Label smoothing: probability spread over the wrong classes."""
     ema: float = 0.998
     """Decay of the moving average of weights that is evaluated and kept; 0 turns it off."""
+    choose: Literal["best", "last"] = "best"
+    """Whose weights are the run's: the epoch's that is best on the validation data, or the last one's, which need no
+    choosing where the rate falls to zero and few images are held out."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 turns clipping off."""
     seed: int = 0
@@ -317,7 +320,7 @@ class RunConfig:
     zoom: float = 0.0
     """Largest random change of scale: 0.1 is 10 %."""
     flip: bool | None = None
-    """Mirror half of the images. Default: only colour pictures (left and right matter in scans and text)."""
+    """Mirror each image every other epoch. Default: only colour pictures (left and right matter in scans and text)."""
     policy: Literal["none", "rand", "trivial", "three"] = "none"
     """RandAugment, TrivialAugment or DeiT III's 3-Augment (grey, solarised or blurred, and jittered colours)."""
     strength: float = 0.3

@@ -138,6 +138,19 @@ def test_muon_against_torch(shape):
     assert (torch.stack(list(own)) - torch.stack(list(other))).norm() < 0.01 * moved.norm()
 
 
+@pytest.mark.parametrize(("choose", "epoch"), [("best", 2), ("last", 3)])
+def test_the_weights_of_the_best_epoch_or_of_the_last_are_the_run_s(
+    picture_folder, tmp_path, monkeypatch, choose, epoch
+):
+    accuracies = iter([0.5, 0.7, 0.6])
+    monkeypatch.setattr("regard.runner.quick_figures", lambda *_: {"accuracy": next(accuracies), "loss": 1.0})
+    run = quick(picture_folder, tmp_path / "run", epochs=3, keep=3, choose=choose)
+    assert run.read_json("summary.json")["best_epoch"] == epoch
+    assert same(final_weights(run, "best"), final_weights(run, f"epoch-{epoch:04d}"))
+    reason = {"best": "by validation accuracy", "last": "the last"}[choose]
+    assert f"epoch {epoch} of 3, {reason}" in (run.path / "report.html").read_text()
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_good_weights(picture_folder, tmp_path, monkeypatch):
     import regard.training.loop as loop
 

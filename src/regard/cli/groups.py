@@ -33,8 +33,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "learning": (
         "How weights are moved.",
-        ("optimizer", "weight_decay", "warmup", "schedule", "loss", "smoothing", "ema", "clip", "accumulate", "freeze",
-         "lora", "layer_decay"),
+        ("optimizer", "weight_decay", "warmup", "schedule", "loss", "smoothing", "ema", "choose", "clip", "accumulate",
+         "freeze", "lora", "layer_decay"),
     ),
     "variation": (
         "How training images are varied.",

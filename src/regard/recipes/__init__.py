@@ -38,9 +38,9 @@ def cifar() -> RunConfig:
     """
     return RunConfig(
         model="vit_s16", patch=2, width=256, heads=4, mlp=1024, depth=6, pool="mean", stem="conv",
-        positions="conditional", epochs=175, batch=512,
+        positions="conditional", epochs=180, batch=512,
         optimizer="muon", lr=2e-3, weight_decay=0.4, policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1,
-        calm=0.2, holdout=0.02,
+        calm=0.1, holdout=0.02, choose="last",
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         facts([
             ("parameters", f"{summary['parameters']:,}"),
             ("training", duration(summary["seconds"])),
-            ("weights kept", f"epoch {summary['best_epoch']} of {config.epochs}, by validation accuracy"),
+            ("weights kept", kept(config, summary, "accuracy")),
             ("device", environment["accelerator"] or f"{environment['device']}, {environment['threads']} threads"),
             ("always the commonest class", _percent(_commonest(summary))),
             ("data", f"{_images(about):,} images, {len(about['classes'])} classes"),
@@ -232,6 +232,12 @@ def facts(pairs: list[tuple[str, str]]) -> str:
         + "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in pairs)
         + "</dl>"
     )
+
+
+def kept(config: Any, summary: Any, by: str) -> str:
+    """Which epoch's weights, and why these."""
+    why = "the last" if config.choose == "last" else f"by validation {by}"
+    return f"epoch {summary['best_epoch']} of {config.epochs}, {why}"
 
 
 def plain(value: Any) -> str:

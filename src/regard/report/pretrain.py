@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.drawing import canvas, style
 from regard.report import figures
-from regard.report.page import duration, facts, plain, table, whole_page
+from regard.report.page import duration, facts, kept, plain, table, whole_page
 from regard.weights import Run, write_aside, write_text
 
 PICTURES = "figures/reconstructions.png"
@@ -75,7 +75,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
             ("parameters", f"{summary['parameters']:,} (and {summary['decoder_parameters']:,} of the decoder)"),
             ("hidden", f"{config.mask:.0%} of the patches"),
             ("training", duration(summary["seconds"])),
-            ("weights kept", f"epoch {summary['best_epoch']} of {config.epochs}, by validation loss"),
+            ("weights kept", kept(config, summary, "loss")),
             ("device", environment["accelerator"] or f"{environment['device']}, {environment['threads']} threads"),
         ]),
         "<p>A loss says how well pixels were guessed, not what the features are worth: "

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from regard.report import figures
-from regard.report.page import duration, facts, plain, table, whole_page
+from regard.report.page import duration, facts, kept, plain, table, whole_page
 from regard.report.words import words_explorer
 from regard.weights import Run, write_text
 
@@ -52,7 +52,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         facts([
             ("parameters", f"{summary['parameters']:,}"),
             ("training", duration(summary["seconds"])),
-            ("weights kept", f"epoch {summary['best_epoch']} of {config.epochs}, by validation loss"),
+            ("weights kept", kept(config, summary, "loss")),
             ("device", environment["accelerator"] or f"{environment['device']}, {environment['threads']} threads"),
             ("padding", f"{summary['padding']:.0%} of the tokens trained on"),
             ("search", f"{config.beams} beams, length penalty {config.penalty}"),

@@ -32,7 +32,7 @@ LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 
 @dataclass
 class History:
-    """What happened: one row an epoch, the best of them by validation, and how far the run has come.
+    """What happened: one row an epoch, the best of them (by validation, or the last), and how far the run has come.
 
     The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can go on
     from it.
@@ -224,7 +224,7 @@ class Training:
             )
         history.rows.append(row)
         names = ["last"] + [f"epoch-{history.epoch:04d}"] * (self.config.keep > 0)
-        if history.best is None or _rank(row) >= _rank(history.best):
+        if history.best is None or self.config.choose == "last" or _rank(row) >= _rank(history.best):
             history.best = row
             names.append("best")
         weights = {name: whole(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
