@@ -118,6 +118,23 @@ def test_a_sentence_is_translated_alike_in_any_company(kind):
 
 
 @KIND
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_search_goes_on_without_the_sentences_that_are_done(kind, cached, monkeypatch):
+    """One by one there is nothing to go on without."""
+    model, source = KINDS[kind](), sentences(9, 3, 7, 2, 5, 8, 4, 6, 1, 9)
+    left, only = [], Search.only
+    monkeypatch.setattr(Search, "only", lambda self, rows: (left.append(len(rows)), only(self, rows)))
+    options = {"beams": 3, "best": 2, "constant": 10, "cached": cached}
+    together = beam_search(model, source, **options)
+    assert len(left) > 2
+    assert left == sorted(left, reverse=True)
+    for n in range(len(source)):
+        alone = beam_search(model, source[n : n + 1], **options)
+        assert torch.equal(together.words[n], alone.words[0])
+        torch.testing.assert_close(together.scores[n], alone.scores[0], atol=1e-5, rtol=1e-5)
+
+
+@KIND
 def test_hypotheses_are_different_ended_ordered_and_scored_as_they_say(kind):
     model, source = KINDS[kind](), sentences(6, 3, 1, 8)
     found = beam_search(model, source, beams=4, best=4, ratio=1.5, constant=2)

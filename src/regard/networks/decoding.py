@@ -24,6 +24,9 @@ from regard.networks.translator import Memory, Translator
 CHECK = 8
 """Steps between two looks at whether all is done on a GPU, which has to be waited for."""
 
+DROP = 0.125
+"""Share of sentences that are done, from which on it pays to go on without them: those left have to be moved."""
+
 
 class Hypotheses(NamedTuple):
     """words (B, n, L), best first, each up to and with its end and then padding; scores (B, n)."""
@@ -123,11 +126,22 @@ def beam_search(
     limit, length = limits(model, source, ratio, constant)
     with evaluating(model):
         search = Search(model, source, limit, length, beams=beams, alpha=alpha, best=best, cached=cached)
+        words, scores = search.ended[:, :best].clone(), search.ended_scores[:, :best].clone()
+        going = torch.arange(len(source), device=source.device)
         for n in range(length):
             search.advance()
-            if time_to_look(n, source) and bool(search.done.all()):
+            if not time_to_look(n, source):
+                continue
+            done = int(search.done.sum())
+            if done == len(going):
                 break
-    return Hypotheses(search.ended[:, :best], search.ended_scores[:, :best])
+            if done >= DROP * len(going):
+                words[going], scores[going] = search.ended[:, :best], search.ended_scores[:, :best]
+                left = (~search.done).nonzero()[:, 0]
+                going = going[left]
+                search.only(left)
+        words[going], scores[going] = search.ended[:, :best], search.ended_scores[:, :best]
+    return Hypotheses(words, scores)
 
 
 def check_search(model: Translator, beams: int, alpha: float, best: int) -> None:
@@ -189,6 +203,12 @@ class Search:
         self.limit.copy_(limit)
         self._begin()
 
+    def only(self, sentences: Tensor) -> None:
+        """Go on with some sentences (numbers of them) alone, in other memory."""
+        for name in ("limit", "newest", "running", "running_scores", "ended", "ended_scores", "done"):
+            setattr(self, name, getattr(self, name)[sentences])
+        self.steps.only(sentences)
+
     def advance(self) -> None:
         """One more word for every beam of every sentence."""
         count = self.beams
@@ -240,13 +260,16 @@ class _Cached:
         self.state.restart(self.model.begin(memory, self.beams, self.length))
 
     def held(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.state.kept, *self.state.fixed))
+        return sum(tensor.nbytes for tensor in self.state.tensors())
 
     def step(self, words: Tensor) -> Tensor:
         return self.model.step(words, self.state)
 
     def reorder(self, beams: Tensor) -> None:
         self.state.reorder(beams)
+
+    def only(self, sentences: Tensor) -> None:
+        self.state = self.state.only(sentences, self.beams)
 
 
 class _Recomputed:
@@ -274,6 +297,12 @@ class _Recomputed:
 
     def reorder(self, beams: Tensor) -> None:
         self.words = _pick(self.words, beams)
+
+    def only(self, sentences: Tensor) -> None:
+        beams = torch.arange(self.words.shape[1], device=sentences.device)
+        rows = (sentences[:, None] * len(beams) + beams).flatten()
+        self.words = self.words[sentences]
+        self.memory = Memory(*(t[rows] for t in self.memory[:2]), tuple(t[:, rows] for t in self.memory.last))
 
 
 def _pick(sentences: Tensor, index: Tensor) -> Tensor:

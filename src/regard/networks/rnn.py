@@ -169,7 +169,7 @@ class RNN(Translator):
         hidden = memory.last[0].repeat_interleave(beams, dim=1)
         kept = (hidden, torch.zeros_like(hidden)) if self.config.cell == "lstm" else (hidden,)
         at = torch.zeros((), dtype=torch.long, device=hidden.device)
-        return State(at, kept, (memory.words, memory.mask, *memory.last))
+        return State(at, kept, (memory.words, memory.mask, *(t.transpose(0, 1) for t in memory.last)))
 
     def step(self, words: Tensor, state: State) -> Tensor:
         source, mask, *last = state.fixed
@@ -179,7 +179,8 @@ class RNN(Translator):
             old.copy_(new)
         state.at.add_(1)
         # The beams of a sentence are queries of one source, as the words of a target are in `decode`.
-        return self.score(self._look(states.view(*words.shape, -1), Memory(source, mask, tuple(last))))
+        memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
+        return self.score(self._look(states.view(*words.shape, -1), memory))
 
 
 def configure(name: str, **changes: Any) -> RNNConfig:

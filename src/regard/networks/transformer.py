@@ -98,15 +98,16 @@ class Transformer(Translator):
     def begin(self, memory: Memory, beams: int, length: int) -> State:
         source = [part for block in self.decoder for part in block.cross.remember(memory.words)]  # pyright: ignore
         # Of the size and kind that keys and values are, which autocast decides.
-        room = (len(self.decoder), len(memory.words), length, beams, self.config.heads)
-        keys, values = (part.new_zeros(*room, part.shape[-1]) for part in source[:2])
+        room = (len(memory.words), length, beams, self.config.heads)
+        past = [part.new_zeros(*room, part.shape[-1]) for part in source]
         at = torch.zeros((), dtype=torch.long, device=memory.words.device)
         writer = at.new_zeros(length, len(memory.words) * beams)  # which beam wrote each word of a beam's past
         places = self.positions.rows(length).to(memory.words.dtype)
-        return State(at, (writer,), (memory.mask[:, None, None], places, keys, values, *source))
+        return State(at, (writer,), (memory.mask[:, None, None], *past, *source), (places,))
 
     def step(self, words: Tensor, state: State) -> Tensor:
-        (writer,), (mask, places, keys, values, *source) = state.kept, state.fixed
+        (writer,), (mask, *remembered), (places,) = state.kept, state.fixed, state.common
+        past, source = remembered[: len(remembered) // 2], remembered[len(remembered) // 2 :]
         x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
         beams = torch.arange(words.shape[1], device=words.device)
         writer.index_copy_(0, state.at.view(1), beams.repeat(1, len(words)))
@@ -117,8 +118,8 @@ class Transformer(Translator):
             own &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
         own = own.flatten(2)[:, None]
         for n, block in enumerate(self.decoder):
-            past = Past(keys[n], values[n], *source[2 * n : 2 * n + 2])
-            x = block.step(x, past, state.at, own, mask)  # pyright: ignore[reportCallIssue]
+            two = slice(2 * n, 2 * n + 2)
+            x = block.step(x, Past(*past[two], *source[two]), state.at, own, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.score(self.decoder_norm(x))
 

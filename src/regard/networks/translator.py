@@ -44,12 +44,17 @@ class State(NamedTuple):
     kept: tuple[Tensor, ...]
     """What belongs to a beam, and goes where it goes: each (n, B · K, …)."""
     fixed: tuple[Tensor, ...]
-    """What belongs to a sentence and all its beams."""
+    """What belongs to a sentence and all its beams: each (B, …)."""
+    common: tuple[Tensor, ...] = ()
+    """What is the same for all sentences."""
 
     def restart(self, fresh: State) -> None:
         """Become a state of the same shapes, in the same memory: what was recorded on a GPU works on it again."""
-        for old, new in zip((self.at, *self.kept, *self.fixed), (fresh.at, *fresh.kept, *fresh.fixed), strict=True):
+        for old, new in zip(self.tensors(), fresh.tensors(), strict=True):
             old.copy_(new)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.at, *self.kept, *self.fixed, *self.common)
 
     def filled(self) -> int | None:
         """How many words have been seen; None where to ask would be to wait, or a shape would change by it."""
@@ -61,6 +66,11 @@ class State(NamedTuple):
         index = (beams + first[:, None]).flatten()
         for tensor in self.kept:
             tensor.copy_(tensor.index_select(1, index))
+
+    def only(self, sentences: Tensor, beams: int) -> State:
+        """Of some sentences (numbers of them) alone, which have so many beams each."""
+        kept = (t.unflatten(1, (-1, beams)).index_select(1, sentences).flatten(1, 2) for t in self.kept)
+        return State(self.at, tuple(kept), tuple(t.index_select(0, sentences) for t in self.fixed), self.common)
 
 
 class Translator(Network):
