@@ -3,13 +3,15 @@
 Training: the same batch, bf16 autocast over fp32 weights on a GPU (fp32 on a CPU), label smoothing, clipping and fused
 AdamW for both; ours through the step that `regard train` takes (compiled and recorded on a GPU), Marian as its users
 run it, eagerly, and once more compiled. Decoding: beam search of five, ours recorded on a GPU, against `generate`; both
-find exactly as many words for every sentence, for a bias keeps them from ending. bf16 weights on a GPU. The two take
-turns, and the figure is the median of the turns' ratios with their spread. Needs transformers.
+find exactly as many words for every sentence, for a bias keeps them from ending. bf16 weights on a GPU; on a CPU ours
+once more with products of eight bits (`regard predict --int8`), Marian as before. The two take turns, and the figure is
+the median of the turns' ratios with their spread. Needs transformers.
 
     python benchmarks/translate_speed.py [--device cuda cpu] [--model transformer_base] [--turns 7] [--small]
 """
 
 import argparse
+import copy
 import statistics
 import tempfile
 import time
@@ -24,6 +26,7 @@ from torch.nn import functional as F
 
 from regard.config import RunConfig
 from regard.networks.recorded import RecordedSearch
+from regard.networks.rounded import in_int8
 from regard.networks.transformer import Transformer, configure
 from regard.tasks import NextWord
 from regard.training.step import Step, mixed
@@ -98,21 +101,23 @@ def their_training(model: Any, source: Tensor, targets: Tensor, compiled: bool) 
     return work
 
 
-def searches(
-    ours: Transformer, theirs: Any, source: Tensor, words: int
-) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Each gives the best sentence's words (B, words)."""
-    ours.eval()
-    theirs.eval()
-    recorded, seen = RecordedSearch(ours, beams=BEAMS, ratio=0.0, constant=words), torch.ones_like(source)
+def our_search(model: Transformer, source: Tensor, words: int) -> Callable[[], Tensor]:
+    """Gives the best sentence's words (B, words)."""
+    recorded = RecordedSearch(model.eval(), beams=BEAMS, ratio=0.0, constant=words)
+    return lambda: recorded(source).words[:, 0]
+
+
+def their_search(model: Any, source: Tensor, padding: int, words: int) -> Callable[[], Tensor]:
+    seen = torch.ones_like(source)
     options: dict[str, Any] = {"num_beams": BEAMS, "max_new_tokens": words, "do_sample": False, "length_penalty": 1.0}
-    options |= {"bad_words_ids": [[ours.config.padding]], "max_length": None}
+    options |= {"bad_words_ids": [[padding]], "max_length": None}
+    model.eval()
 
     def generate() -> Tensor:
         with torch.no_grad():
-            return theirs.generate(input_ids=source, attention_mask=seen, **options)[:, 1:]
+            return model.generate(input_ids=source, attention_mask=seen, **options)[:, 1:]
 
-    return lambda: recorded(source).words[:, 0], generate
+    return generate
 
 
 def timed(work: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -178,13 +183,24 @@ def bench(device: torch.device, name: str, vocabulary: int, load: Load, turns: i
         torch.cuda.empty_cache()
         ours, theirs = ours.bfloat16(), theirs.bfloat16()
     source, _ = sentences(ours.config, load.decoding, load.words, device)
-    own, other = searches(ours, theirs, source, load.words)
+    other = their_search(theirs, source, ours.config.padding, load.words)
     label = f"beam {BEAMS}, {load.decoding} × {load.words} words: sentences/s"
-    compare(label, own, other, load.decoding, 1, turns, device)
+    ends = [search_beside(label, ours, other, source, load, turns)]
+    if device.type == "cpu":
+        ends.append(search_beside(f"{label}; ours in int8", in_int8(copy.deepcopy(ours)), other, source, load, turns))
+    print("\n" + "\n".join(ends), flush=True)
+
+
+def search_beside(
+    label: str, ours: Transformer, other: Callable[[], Tensor], source: Tensor, load: Load, turns: int
+) -> str:
+    """Compares the two, and says how often they found the same."""
+    own = our_search(ours, source, load.words)
+    compare(label, own, other, load.decoding, 1, turns, source.device)
     found, expected = own(), other()
     assert found.shape == expected.shape == (load.decoding, load.words), (found.shape, expected.shape)
     same = (found == expected).all(1).double().mean()
-    print(f"\nBoth searches end in the same words for {float(same):.0%} of sentences.", flush=True)
+    return f"{label.replace(': sentences/s', '')}: the same words as Marian's for {same:.0%} of sentences"
 
 
 def main() -> None:

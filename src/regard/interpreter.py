@@ -17,6 +17,7 @@ from regard.evaluation import make_search, translate_all
 from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
 from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
+from regard.networks.rounded import in_int8
 from regard.networks.translator import Translator
 from regard.tasks import Translated
 from regard.weights import Run, is_marian, open_marian, open_text
@@ -56,15 +57,18 @@ class Interpreter:
         """By beams, penalty and how many are asked for: what they have recorded serves the next sentences too."""
 
     @staticmethod
-    def open(path: str | Path, device: torch.device, average: int = 0) -> Interpreter:
+    def open(path: str | Path, device: torch.device, average: int = 0, int8: bool = False) -> Interpreter:
         """Of a run folder, of a checkpoint in one, or of a folder with an Opus-MT model.
 
-        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
+        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`). With `int8`,
+        products of eight bits, on a CPU.
         """
+        if int8 and device.type != "cpu":
+            raise ConfigError("int8 is for a CPU", do="leave int8 out, or give device='cpu'")
         if is_marian(path):
-            return Interpreter(
-                open_marian(path), open_vocabulary(Path(path).expanduser()), ("source", "target"), device
-            )
+            model = open_marian(path)
+            words = open_vocabulary(Path(path).expanduser())
+            return Interpreter(in_int8(model) if int8 else model, words, ("source", "target"), device)
         checkpoint, model, tokenizers = open_text(path)
         if average:
             run = Run.open(path)
@@ -73,7 +77,7 @@ class Interpreter:
                 do = "train with --keep of as many, or average fewer"
                 raise RunError(f"the run keeps the weights of {len(kept)} epochs, not of {average}", where=path, do=do)
             model.load_state_dict(mean_of([open_text(file)[0].weights for file in kept[-average:]]))
-        return Interpreter(model, tokenizers, checkpoint.languages, device)
+        return Interpreter(in_int8(model) if int8 else model, tokenizers, checkpoint.languages, device)
 
     def __repr__(self) -> str:
         source, target = self.languages

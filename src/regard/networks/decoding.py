@@ -24,6 +24,9 @@ from regard.networks.translator import Memory, Translator
 CHECK = 8
 """Steps between two looks at whether all is done on a GPU, which has to be waited for."""
 
+AT_ONCE = 2**18
+"""Scores that a CPU looks at at a time."""
+
 DROP = 0.125
 """Share of sentences that are done, from which on it pays to go on without them: those left have to be moved."""
 
@@ -238,7 +241,7 @@ class Search:
         """The 2K best continuations of each sentence, K of which at most end, so that K can go on: their scores,
         words, and which beam each continues, (B, 2K)."""
         config, logits = self.model.config, self.steps.step(self.newest).float()  # (B, K, V)
-        all_words = logits.logsumexp(dim=-1, keepdim=True)
+        all_words = _log_sums(logits)[..., None]
         logits[..., config.padding] = float("-inf")
         best, word = logits.topk(min(2 * self.beams, logits.shape[-1]))  # of each beam first: V is large
         last = (self.limit <= self.at + 1)[:, None, None]
@@ -302,7 +305,15 @@ class _Recomputed:
         beams = torch.arange(self.words.shape[1], device=sentences.device)
         rows = (sentences[:, None] * len(beams) + beams).flatten()
         self.words = self.words[sentences]
-        self.memory = Memory(*(t[rows] for t in self.memory[:2]), tuple(t[:, rows] for t in self.memory.last))
+        words, mask, last = self.memory
+        self.memory = Memory(words[rows], mask[rows], tuple(t[:, rows] for t in last))
+
+
+def _log_sums(scores: Tensor) -> Tensor:
+    """log Σ exp over the last axis; on a CPU some rows at a time, whose copies then stay in its cache."""
+    rows = scores.flatten(0, -2)
+    each = max(1, AT_ONCE // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
+    return torch.cat([some.logsumexp(dim=1) for some in rows.split(each)]).view(scores.shape[:-1])
 
 
 def _pick(sentences: Tensor, index: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from regard.nn.attention import (
 )
 from regard.nn.blocks import MLP, Activation, DropPath, EncoderBlock, LayerScale
 from regard.nn.decoder import DecoderBlock, Past
+from regard.nn.int8 import Int8Linear
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.patches import (
     ConditionalPositions,
@@ -35,6 +36,7 @@ __all__ = [
     "DropPath",
     "EncoderBlock",
     "GridPositions",
+    "Int8Linear",
     "LayerScale",
     "MultiHeadAttention",
     "Past",

@@ -1,0 +1,47 @@
+"""Products of eight-bit numbers, for a CPU: several at once where there was one, from a quarter of the memory."""
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+AT_ONCE = 2**18  # sums made at a time, which stay in a CPU's cache until they are scaled
+
+
+class Int8Linear(nn.Module):
+    """y = x Wᵀ + b, rounded to eight bits: each row of W once, each row of x as it comes, each with a scale of its own.
+
+    Sums are exact. For answers, not for training: rounding has no gradient.
+
+    >>> layer, x = nn.Linear(64, 8), torch.rand(2, 64)
+    >>> bool((Int8Linear(layer.weight, layer.bias)(x) - layer(x)).abs().max() < 0.02)
+    True
+    """
+
+    rounded: Tensor
+    scales: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        rounded, scales = in_eight_bits(weight.detach().float())
+        self.register_buffer("rounded", rounded)
+        self.register_buffer("scales", scales[:, 0])
+        self.register_buffer("bias", torch.zeros(len(weight)) if bias is None else bias.detach().float())
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        rows, scales = in_eight_bits(x.reshape(-1, x.shape[-1]).float())
+        out = scales.new_empty(len(rows), len(self.rounded))
+        for n in range(0, out.shape[1], each := max(64, AT_ONCE // len(rows))):
+            some = slice(n, n + each)
+            sums = torch._int_mm(rows, self.rounded[some].mT).float().mul_(scales)
+            torch.addcmul(self.bias[some], sums, self.scales[some], out=out[:, some])
+        return out.view(*x.shape[:-1], -1)
+
+
+def in_eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row (N, K) as whole numbers of up to ±127, and by what these are to be multiplied, (N, 1)."""
+    scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
+    return (rows / scales).round_().to(torch.int8), scales
