@@ -151,6 +151,19 @@ def test_hypotheses_are_different_ended_ordered_and_scored_as_they_say(kind):
             assert score.item() == pytest.approx(rescored(model, own, row, 0.6), abs=1e-5)
 
 
+@pytest.mark.parametrize("words", [23, 640, 2600])
+def test_the_best_of_many_words_are_those_of_topk(words):
+    torch.manual_seed(0)
+    scores = torch.randn(3, 4, words)
+    scores[0, 0, -8:] = 9.0 + torch.arange(8)  # in what is left over of the blocks
+    scores[0, 1, 10:16] = 9.0 + torch.arange(6)  # all in one
+    scores[..., 5] = float("-inf")
+    (found, places), (best, expected) = decoding._best(scores, 10), scores.topk(10)
+    assert torch.equal(found, best)
+    assert torch.equal(places, expected)
+    assert (decoding._log_sums(scores) - scores.logsumexp(-1)).abs().max() < 1e-6
+
+
 def test_a_wider_beam_finds_likelier_sentences():
     model, source = lively(), sentences(6, 3, 1, 8)
     one, many = (beam_search(model, source, beams=beams, alpha=0.0, constant=6).scores for beams in (1, 8))

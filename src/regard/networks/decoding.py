@@ -27,6 +27,9 @@ CHECK = 8
 AT_ONCE = 2**18
 """Scores that a CPU looks at at a time."""
 
+BLOCK = 64
+"""Words of which a CPU first asks for the best one."""
+
 DROP = 0.125
 """Share of sentences that are done, from which on it pays to go on without them: those left have to be moved."""
 
@@ -243,7 +246,7 @@ class Search:
         config, logits = self.model.config, self.steps.step(self.newest).float()  # (B, K, V)
         all_words = _log_sums(logits)[..., None]
         logits[..., config.padding] = float("-inf")
-        best, word = logits.topk(min(2 * self.beams, logits.shape[-1]))  # of each beam first: V is large
+        best, word = _best(logits, min(2 * self.beams, logits.shape[-1]))  # of each beam first: V is large
         last = (self.limit <= self.at + 1)[:, None, None]
         ends = logits[..., config.end, None].where(torch.arange(best.shape[-1], device=best.device) == 0, float("-inf"))
         best, word = torch.where(last, ends, best), torch.where(last, config.end, word)
@@ -314,6 +317,21 @@ def _log_sums(scores: Tensor) -> Tensor:
     rows = scores.flatten(0, -2)
     each = max(1, AT_ONCE // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
     return torch.cat([some.logsumexp(dim=1) for some in rows.split(each)]).view(scores.shape[:-1])
+
+
+def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """What `topk` gives; of many words on a CPU the best blocks first, then the best in these: a third of the time."""
+    words, blocks = scores.shape[-1], scores.shape[-1] // BLOCK
+    if scores.device.type != "cpu" or blocks < 4 * count:
+        return scores.topk(count)
+    places = torch.arange(words, device=scores.device)
+    inside, rest = scores.split([blocks * BLOCK, words - blocks * BLOCK], dim=-1)
+    inside = inside.unflatten(-1, (blocks, BLOCK))
+    chosen = inside.amax(dim=-1).topk(count).indices[..., None]
+    near = inside.gather(-2, chosen.expand(*chosen.shape[:-1], BLOCK)).flatten(-2)
+    where = torch.cat([(chosen * BLOCK + places[:BLOCK]).flatten(-2), places[blocks * BLOCK :].expand_as(rest)], dim=-1)
+    best, at = torch.cat([near, rest], dim=-1).topk(count)
+    return best, where.gather(-1, at)
 
 
 def _pick(sentences: Tensor, index: Tensor) -> Tensor:

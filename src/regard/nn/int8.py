@@ -33,6 +33,9 @@ class Int8Linear(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         rows, scales = in_eight_bits(x.reshape(-1, x.shape[-1]).float())
+        if len(rows) * len(self.rounded) <= AT_ONCE:
+            sums = torch._int_mm(rows, self.rounded.mT).float().mul_(scales)
+            return torch.addcmul(self.bias, sums, self.scales).view(*x.shape[:-1], -1)
         out = scales.new_empty(len(rows), len(self.rounded))
         for n in range(0, out.shape[1], each := max(64, AT_ONCE // len(rows))):
             some = slice(n, n + each)

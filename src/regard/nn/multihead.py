@@ -30,6 +30,8 @@ class MultiHeadAttention(Attention):
         self.halves = (self.parts[0], sum(self.parts[1:]))
         self.qkv = nn.Linear(width, sum(self.parts), bias=bias)
         self.out = nn.Linear(self.inner, width, bias=bias)
+        self.ask: nn.Module | None = None
+        """Makes queries in the place of that matrix's first part, where this is not used as it is."""
 
     def forward(
         self,
@@ -63,8 +65,8 @@ class MultiHeadAttention(Attention):
 
     def recall(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives for these queries (B, Q, width) and for keys and values that are remembered."""
-        q = self._split(F.linear(queries, *self._divided(self.halves)[0]))
-        return self.mix(q, k, v, mask=mask)
+        q = F.linear(queries, *self.asking()) if self.ask is None else self.ask(queries)
+        return self.mix(self._split(q), k, v, mask=mask)
 
     def mix(
         self,
@@ -79,6 +81,10 @@ class MultiHeadAttention(Attention):
         """Attention over projected queries, keys and values, and Wᴼ: (B, Q, width)."""
         mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
         return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def asking(self) -> tuple[Tensor, Tensor | None]:
+        """What makes the queries: a matrix and its bias."""
+        return self._divided(self.halves)[0]
 
     def _divided(self, parts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
         """The one matrix and its bias in parts. Divided once a pass, for each time costs a copy going backward."""
