@@ -45,7 +45,7 @@ class Load:
     calls: int
 
 
-LOADS = {"cuda": Load(256, 64, 32, 10), "cpu": Load(32, 16, 32, 1), "small": Load(16, 8, 16, 2)}
+LOADS = {"cuda": Load(256, 64, 32, 10), "cpu": Load(32, 64, 32, 1), "small": Load(16, 8, 16, 2)}
 
 
 def their_loss(output: Any, targets: Tensor, padding: int) -> Tensor:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from functools import cache
 from multiprocessing import get_context
 
 from regard import api
@@ -68,8 +67,8 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
 
 
 def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
-    """Each run when it has ended. Several at a time are processes of their own, which share the cores; each reads the
-    data once."""
+    """Each run when it has ended. Several at a time are processes of their own, which share the cores; each is handed
+    what was found in the data."""
     if jobs == 1:
         for trial in trials:
             future: Future[float] = Future()
@@ -80,7 +79,7 @@ def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator
             yield trial, future
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _use_threads, (threads,))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (threads, found))
     try:
         futures = {pool.submit(_make_there, study, trial): trial for trial in trials}
         for future in as_completed(futures):
@@ -89,22 +88,19 @@ def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator
         pool.shutdown(cancel_futures=True)
 
 
-def _use_threads(count: int) -> None:
+_FOUND: list[Scan] = []
+"""In a process that makes runs of one study, and lives no longer than that: what was found in its data."""
+
+
+def _prepare(threads: int, found: Scan) -> None:
     import torch
 
-    torch.set_num_threads(count)
+    torch.set_num_threads(threads)
+    _FOUND.append(found)
 
 
 def _make_there(study: Study, trial: Trial) -> float:
-    return _make(study, trial, _read(study.data))
-
-
-@cache
-def _read(data: str) -> Scan:
-    """In a process that makes runs of one study, and lives no longer than that."""
-    found = api.check(data, quiet=True)
-    assert isinstance(found, Scan)
-    return found
+    return _make(study, trial, _FOUND[0])
 
 
 def _settled(study: Study, found: Scan) -> Study:
