@@ -44,6 +44,7 @@ from regard.training import ALONE, Feed, History, State, World, joined, load_sta
 from regard.weights import TOKENIZERS, Run, TextCheckpoint
 
 FEW = 64  # validation pairs of a rehearsal
+FEWEST = 64  # tokens a batch, however few sentences there are
 BY_CHARACTERS = ("ja", "ko", "th", "zh", "jpn", "kor", "tha", "zho", "chi", "cmn")
 """Languages whose words sacreBLEU's usual tokenizer does not part: BLEU counts characters."""
 
@@ -156,7 +157,7 @@ def make_text_plan(
     state: State | None = None,
 ) -> TextPlan:
     """Everything but the run folder; `splits`, `tokenizers` and `state` are a running run's."""
-    note = "as they were"
+    note, fresh = "as they were", splits is None
     if splits is None:
         splits, note = split_pairs(corpus, config.split_seed)
         progress.say(f"splits: {note}")
@@ -175,6 +176,13 @@ def make_text_plan(
     model.checkpointing = config.checkpointing
     parameters = sum(p.numel() for p in model.parameters())
     pairs = EncodedPairs(tokenizers, corpus.sources, corpus.targets)
+    if fresh and origins["tokens"] != "flag":
+        lengths = np.maximum(*pairs.lengths(np.array(corpus.index("train", splits))))
+        lengths = lengths[lengths <= config.longest]
+        few = max(int(lengths.sum()) // 10, int(lengths.max(initial=FEWEST)))  # still ten steps an epoch
+        if few < config.tokens:
+            config, origins["tokens"] = change(config, {"tokens": few}), "auto"
+            progress.say(f"tokens={few}, so that an epoch of so few sentences has ten steps")
     plan = TextPlan(config, origins, splits, note, model, parameters, None, corpus, tokenizers, pairs)
     loader = _training_loader(plan)
     if config.steps is not None:

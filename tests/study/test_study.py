@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import shutil
 
 import pytest
@@ -104,7 +105,12 @@ def test_a_stopped_study_goes_on_and_keeps_what_is_finished(made, tmp_path, monk
 def test_runs_made_some_at_a_time_are_those_made_one_by_one(made, tmp_path):
     plan = data_size("digits", ("mlp_nano", "resnet_nano"), (40,), seeds=1, steps=4, out=tmp_path / "s")
     alone = {(row["arm"], row["images"], row["seed"]): row["accuracy"] for row in made.rows}
-    rows = run_study(plan, jobs=2, quiet=True).rows
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))  # fewer than there are images
+    try:
+        rows = run_study(plan, jobs=2, quiet=True).rows
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert [row["accuracy"] for row in rows] == [alone[row["arm"], 40, 0] for row in rows]
     assert len(rows) == 2
     with pytest.raises(ConfigError, match="at least one run"):

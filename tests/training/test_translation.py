@@ -135,6 +135,17 @@ def test_stopped_and_gone_on_with_it_ends_with_the_very_weights(data, tmp_path, 
     assert rows[0] == rows[1]
 
 
+def test_few_sentences_still_make_ten_steps_an_epoch(data, tmp_path):
+    settings = {name: value for name, value in SMALL.items() if name != "tokens"} | {"epochs": 2, "explain": 0}
+    run = regard.train(data, **settings, out=tmp_path / "few")
+    chosen = json.loads((run.path / "config.json").read_text())["tokens"]
+    assert chosen["origin"] == "auto"
+    assert 64 <= chosen["value"] < 1000
+    assert 10 <= int(run.read_rows("metrics.csv")[0]["step"]) <= 25
+    whole = regard.train(data, **settings, tokens=4096, out=tmp_path / "whole")
+    assert int(whole.read_rows("metrics.csv")[0]["step"]) < 5
+
+
 def test_a_run_is_not_gone_on_with_on_other_sentences(data, tmp_path, run):
     (run.path / "report.html").rename(tmp_path / "report.html")
     try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
+from typing import Any
 
 from regard import api
 from regard.console import Progress, time_left
@@ -79,7 +80,9 @@ def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator
             yield trial, future
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (threads, found))
+    # As arrays: torch would hand over each image's tensor as a file of its own, of which a process may open few.
+    images = {number: image.numpy() for number, image in found.cache.items()}
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (threads, replace(found, cache={}), images))
     try:
         futures = {pool.submit(_make_there, study, trial): trial for trial in trials}
         for future in as_completed(futures):
@@ -92,10 +95,11 @@ _FOUND: list[Scan] = []
 """In a process that makes runs of one study, and lives no longer than that: what was found in its data."""
 
 
-def _prepare(threads: int, found: Scan) -> None:
+def _prepare(threads: int, found: Scan, images: dict[int, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    found.cache = {number: torch.from_numpy(image) for number, image in images.items()}
     _FOUND.append(found)
 
 

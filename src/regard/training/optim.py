@@ -54,7 +54,8 @@ def make_optimizers(
         return [torch.optim.SGD(rest, lr=lr, momentum=0.9, fused=True)]
     # A second moment over 100 steps, not 1,000: many runs here are only a few thousand steps long.
     adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.99), fused=True)
-    parts = {m.qkv.weight: m.parts for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    attentions = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    parts = {m.qkv.weight: m.parts for m in attentions if isinstance(m.qkv, nn.Linear)}
     return [adamw, Muon(matrices, lr, weight_decay, parts=parts)] if matrices else [adamw]
 
 
