@@ -66,18 +66,14 @@ class Interpreter:
         if int8 and device.type != "cpu":
             raise ConfigError("int8 is for a CPU", do="leave int8 out, or give device='cpu'")
         if is_marian(path):
-            model = open_marian(path)
-            words = open_vocabulary(Path(path).expanduser())
-            return Interpreter(in_int8(model) if int8 else model, words, ("source", "target"), device)
-        checkpoint, model, tokenizers = open_text(path)
-        if average:
-            run = Run.open(path)
-            kept = sorted(run.checkpoint().parent.glob("epoch-*.safetensors"))
-            if len(kept) < average:
-                do = "train with --keep of as many, or average fewer"
-                raise RunError(f"the run keeps the weights of {len(kept)} epochs, not of {average}", where=path, do=do)
-            model.load_state_dict(mean_of([open_text(file)[0].weights for file in kept[-average:]]))
-        return Interpreter(in_int8(model) if int8 else model, tokenizers, checkpoint.languages, device)
+            model, tokenizers = open_marian(path), open_vocabulary(Path(path).expanduser())
+            languages = ("source", "target")
+        else:
+            checkpoint, model, tokenizers = open_text(path)
+            languages = checkpoint.languages
+            if average:
+                model.load_state_dict(_latest(path, average))
+        return Interpreter(in_int8(model) if int8 else model, tokenizers, languages, device)
 
     def __repr__(self) -> str:
         source, target = self.languages
@@ -132,3 +128,12 @@ class Interpreter:
         """
         found = record_words(self.model, self.tokenizers, text.strip(), target, beams=beams, alpha=penalty)
         return Reason(found, word_deletion(self.model, found))
+
+
+def _latest(path: str | Path, count: int) -> dict[str, Tensor]:
+    """The mean of the weights of so many last epochs of a run."""
+    kept = sorted(Run.open(path).checkpoint().parent.glob("epoch-*.safetensors"))
+    if len(kept) < count:
+        do = "train with --keep of as many, or average fewer"
+        raise RunError(f"the run keeps the weights of {len(kept)} epochs, not of {count}", where=path, do=do)
+    return mean_of([open_text(file)[0].weights for file in kept[-count:]])
