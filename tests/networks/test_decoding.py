@@ -11,6 +11,7 @@ from regard.errors import ConfigError
 from regard.networks import decoding
 from regard.networks.decoding import Hypotheses, Search, beam_search, greedy, length_penalty, stream
 from regard.networks.rnn import RNN
+from regard.networks.rounded import in_int8
 from regard.networks.translator import State, Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
 
@@ -241,6 +242,33 @@ def test_looking_at_all_the_room_there_is_changes_nothing(monkeypatch):
     assert_same(greedy(model, source), expected[1])
 
 
+@pytest.mark.parametrize("fields", [{}, {"output_bias": True}])
+@pytest.mark.parametrize("int8", [False, True])
+def test_scores_may_be_written_where_others_were(fields, int8):
+    model = small(**fields)
+    if model.output_bias is not None:
+        nn.init.normal_(model.output_bias)
+    model = in_int8(model) if int8 else model
+    features, room = torch.randn(2, 3, model.config.width), torch.full((6, model.config.target_words), torch.nan)
+    with torch.no_grad():
+        expected, found = model.score(features), model.score(features, room)
+    assert found.shape == expected.shape
+    assert found.data_ptr() == room.data_ptr()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_cpu_makes_all_its_scores_in_one_room(cached, monkeypatch):
+    """Fresh memory for each step's scores would take longer than the products that they are."""
+    places, score = set(), Translator.score
+    monkeypatch.setattr(
+        Translator, "score", lambda self, x, room=None: places.add(room.data_ptr()) or score(self, x, room)
+    )
+    found = beam_search(lively(), sentences(6, 3, 1, 8, 5, 2), cached=cached)
+    assert len({int((words != PADDING).sum()) for words in found.words}) > 1, "some are done before others"
+    assert len(places) == 1
+
+
 def test_dropout_is_off_and_training_goes_on_afterwards():
     model, source = lively(dropout=0.5), sentences(6, 3)
     expected = beam_search(model, source, constant=5), greedy(model, source, constant=5)
@@ -258,7 +286,7 @@ def test_sixteen_bits_will_do(kind):
         expected = model(source, target).logits
         with torch.autocast("cpu", torch.bfloat16):
             state = model.begin(model.encode(source), 1, 5)
-            logits = torch.stack([model.step(target[:, n : n + 1], state)[:, 0] for n in range(4)], dim=1)
+            logits = torch.stack([model.score(model.step(target[:, n : n + 1], state))[:, 0] for n in range(4)], dim=1)
             assert beam_search(model, source, constant=6).scores.isfinite().all()
     assert logits.dtype == torch.bfloat16
     assert (logits - expected).abs().max() < 0.03 * expected.abs().max()

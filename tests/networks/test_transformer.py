@@ -283,12 +283,12 @@ def test_a_step_needs_no_new_graph_for_the_next_word():
     """What lets a GPU record it: the second step is the first one again."""
     model, source, target = small(), sentences(6, 4), sentences(4, 4)
     with torch.no_grad():
-        expected, state = model(source, target).logits, model.begin(model.encode(source), 1, 5)
+        expected, state = model(source, target).features, model.begin(model.encode(source), 1, 5)
         compiled = torch.compile(model.step, fullgraph=True, dynamic=False, backend="eager")
         torch._dynamo.utils.counters.clear()
         for n in range(4):
-            logits = compiled(target[:, n : n + 1], state)[:, 0]
-            torch.testing.assert_close(logits, expected[:, n], atol=1e-5, rtol=1e-5)
+            features = compiled(target[:, n : n + 1], state)[:, 0]
+            torch.testing.assert_close(features, expected[:, n], atol=1e-5, rtol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 

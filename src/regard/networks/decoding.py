@@ -243,7 +243,7 @@ class Search:
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """The 2K best continuations of each sentence, K of which at most end, so that K can go on: their scores,
         words, and which beam each continues, (B, 2K)."""
-        config, logits = self.model.config, self.steps.step(self.newest).float()  # (B, K, V)
+        config, logits = self.model.config, self.steps.step(self.newest)  # (B, K, V)
         all_words = _log_sums(logits)[..., None]
         logits[..., config.padding] = float("-inf")
         best, word = _best(logits, min(2 * self.beams, logits.shape[-1]))  # of each beam first: V is large
@@ -255,21 +255,39 @@ class Search:
         return scores, word.flatten(1).gather(1, index), index // best.shape[-1]
 
 
-class _Cached:
+class _Scored:
+    """Scores of all words after features. A CPU writes them where the last ones were, for the system takes long to
+    find fresh memory."""
+
+    def __init__(self, model: Translator, memory: Memory, beams: int):
+        self.model = model
+        rows = len(memory.words) * beams if memory.words.device.type == "cpu" else 0
+        self.room = model.embedding.weight.new_empty(rows, model.config.target_words)
+
+    def score(self, features: Tensor) -> Tensor:
+        """(B, K, V) of features (B, K, width), valid until the next ones."""
+        rows = features.shape[0] * features.shape[1]
+        if len(self.room) < rows or self.room.dtype != features.dtype:  # a GPU; autocast
+            return self.model.score(features).float()
+        return self.model.score(features, self.room[:rows]).float()
+
+
+class _Cached(_Scored):
     """Steps with a past that is remembered."""
 
     def __init__(self, model: Translator, memory: Memory, beams: int, length: int):
-        self.model, self.beams, self.length = model, beams, length
+        super().__init__(model, memory, beams)
+        self.beams, self.length = beams, length
         self.state = model.begin(memory, beams, length)
 
     def restart(self, memory: Memory) -> None:
         self.state.restart(self.model.begin(memory, self.beams, self.length))
 
     def held(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state.tensors())
+        return sum(tensor.nbytes for tensor in (self.room, *self.state.tensors()))
 
     def step(self, words: Tensor) -> Tensor:
-        return self.model.step(words, self.state)
+        return self.score(self.model.step(words, self.state))
 
     def reorder(self, beams: Tensor) -> None:
         self.state.reorder(beams)
@@ -278,11 +296,11 @@ class _Cached:
         self.state = self.state.only(sentences, self.beams)
 
 
-class _Recomputed:
+class _Recomputed(_Scored):
     """The same steps, each from the first word on."""
 
     def __init__(self, model: Translator, memory: Memory, beams: int, length: int):
-        self.model = model
+        super().__init__(model, memory, beams)
         self.words = torch.empty(len(memory.words), beams, length, device=memory.words.device, dtype=torch.long)
         self.restart(memory)
 
@@ -293,13 +311,13 @@ class _Recomputed:
         self.at = 0
 
     def held(self) -> int:
-        return self.words.nbytes
+        return self.room.nbytes + self.words.nbytes
 
     def step(self, words: Tensor) -> Tensor:
         self.words[:, :, self.at] = words
         self.at += 1
         features = self.model.decode(self.words[:, :, : self.at].flatten(0, 1), self.memory)
-        return self.model.score(features[:, -1]).unflatten(0, words.shape)
+        return self.score(features[:, -1].unflatten(0, words.shape))
 
     def reorder(self, beams: Tensor) -> None:
         self.words = _pick(self.words, beams)
@@ -341,7 +359,7 @@ def _pick(sentences: Tensor, index: Tensor) -> Tensor:
 
 def _allowed(model: Translator, logits: Tensor, last: Tensor) -> Tensor:
     """Log-probabilities (B, K, V); none for padding, and where it is the last word allowed, none but for the end."""
-    config, scores = model.config, logits.float().log_softmax(dim=-1)
+    config, scores = model.config, logits.log_softmax(dim=-1)
     number = torch.arange(scores.shape[-1], device=scores.device)
     banned = (number == config.padding) | (last[:, None, None] & (number != config.end))
     return scores.masked_fill(banned, float("-inf"))

@@ -180,7 +180,7 @@ class RNN(Translator):
         state.at.add_(1)
         # The beams of a sentence are queries of one source, as the words of a target are in `decode`.
         memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
-        return self.score(self._look(states.view(*words.shape, -1), memory))
+        return self._look(states.view(*words.shape, -1), memory)
 
 
 def configure(name: str, **changes: Any) -> RNNConfig:

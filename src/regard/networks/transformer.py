@@ -121,7 +121,7 @@ class Transformer(Translator):
             two = slice(2 * n, 2 * n + 2)
             x = block.step(x, Past(*past[two], *source[two]), state.at, own, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
-        return self.score(self.decoder_norm(x))
+        return self.decoder_norm(x)
 
 
 def configure(name: str, **changes: Any) -> TransformerConfig:

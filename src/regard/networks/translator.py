@@ -108,12 +108,17 @@ class Translator(Network):
         features = self.decode(target, memory)
         return Translation(self.score(features), features, memory.words)
 
-    def score(self, features: Tensor) -> Tensor:
-        """Logits (…, V) from features (…, width)."""
+    def score(self, features: Tensor, room: Tensor | None = None) -> Tensor:
+        """Logits (…, V) from features (…, width); in `room` (rows, V), where that is given, and without gradients."""
         if self.scorer is not None:
-            return self.scorer(features)
+            return self.scorer(features, room)
         matrix = self.embedding.weight if self.output is None else self.output.weight
-        return F.linear(features, matrix, self.output_bias)
+        if room is None:
+            return F.linear(features, matrix, self.output_bias)
+        torch.mm(features.flatten(0, -2), matrix.mT, out=room)
+        if self.output_bias is not None:
+            room += self.output_bias
+        return room.view(*features.shape[:-1], -1)
 
     def mask(self, source: Tensor) -> Tensor:
         """(B, S), true where there is a word."""
@@ -137,7 +142,8 @@ class Translator(Network):
 
     @abstractmethod
     def step(self, words: Tensor, state: State) -> Tensor:
-        """Logits (B, K, V) of the word after each beam's newest, `words` (B, K); the state is moved on by one."""
+        """Features (B, K, width), to be scored, of the word after each beam's newest, `words` (B, K); the state is
+        moved on by one."""
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Word by word: `size` is the number of words, such as (7,); 1 if not said, for any number will do."""

@@ -34,12 +34,13 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", torch.zeros(len(weight)) if bias is None else bias.detach().float())
 
     @torch.no_grad()
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, room: Tensor | None = None) -> Tensor:
+        """Of x (…, K); written into `room` (rows, N), where that is given."""
         rows, scales = in_eight_bits(x.reshape(-1, x.shape[-1]).float())
-        if len(rows) * len(self.rounded) <= AT_ONCE:
+        if room is None and len(rows) * len(self.rounded) <= AT_ONCE:
             sums = torch._int_mm(rows, self.rounded.mT).float().mul_(scales)
             return torch.addcmul(self.bias, sums, self.scales).view(*x.shape[:-1], len(self.rounded))
-        out = scales.new_empty(len(rows), len(self.rounded))
+        out = scales.new_empty(len(rows), len(self.rounded)) if room is None else room
         for n in range(0, out.shape[1], each := max(64, AT_ONCE // len(rows))):
             some = slice(n, n + each)
             sums = torch._int_mm(rows, self.rounded[some].mT).float().mul_(scales)
