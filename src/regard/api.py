@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +179,16 @@ def train(
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
         (check_text_settings if is_text(data, settings) else check_settings)(settings)
 
+        @cache
+        def images() -> Scan | Corpus | None:
+            """Read by the first run that needs them, and no more than once; sentences are read anew."""
+            if found is not None or is_text(data, settings):
+                return found
+            return check(data, quiet or os.environ.get("RANK", "0") != "0")  # of several processes, the first one tells
+
         def once(seed: int, out: str) -> Run:
             mine = settings | {"seed": seed, "out": out}
-            return train(data, quiet=quiet, command=command, resume=True, found=found, **mine)
+            return train(data, quiet=quiet, command=command, resume=True, found=images(), **mine)
 
         return repeat(once, str(data), settings, seeds, Progress(quiet))
     if is_text(data, settings):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard import measuring
 from regard.errors import ConfigError, RunError
 
 FLAGS = ("--model", "vit_nano", "--depth", 1, "--size", 16, "--epochs", 1, "--explain", 0, "--seed", 3)
@@ -36,6 +37,16 @@ def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_fold
         folders[1]
     }
     assert json.loads((tmp_path / "all" / "summary.json").read_text()) == summary, "the same seed, the same figures"
+
+
+def test_the_images_are_read_once_for_all_seeds(picture_folder, tmp_path, monkeypatch):
+    read, look_at = [], measuring.look_at
+    monkeypatch.setattr(measuring, "look_at", lambda *given: read.append(given) or look_at(*given))
+    settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
+    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
+    assert len(read) == 1
+    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
+    assert len(read) == 1, "all are finished"
 
 
 def test_runs_of_other_settings_are_not_averaged_with_these(picture_folder, tmp_path):

@@ -97,6 +97,14 @@ def test_several_processes_train_as_one(data, alone, tmp_path, ranks, shard):
     assert not list((tmp_path / "run").rglob("*.metadata")), "torch's own index would be a pickle"
 
 
+def test_muon_moves_sharded_matrices_as_whole_ones(data, tmp_path):
+    """Three processes, among which few of the matrices divide evenly."""
+    for ranks, out in ((1, tmp_path / "one"), (3, tmp_path / "three")):
+        done = launch(ranks, data, out, optimizer="muon", shard=ranks > 1)
+        assert done.returncode == 0, done.stderr
+    assert_the_same_training(tmp_path / "three", 3, tmp_path / "one")
+
+
 def test_stopped_and_gone_on_with_by_other_numbers_of_processes(data, alone, tmp_path):
     """4 sharded, 2 with whole copies, 1, 4 sharded: each reads what the one before has written."""
     out, losses = tmp_path / "run", {}
@@ -144,5 +152,5 @@ def test_every_sample_is_dealt_to_one_process(picture_folder, batch, ranks):
 
 
 def test_what_cannot_be_sharded_is_refused(picture_folder):
-    with pytest.raises(ConfigError, match="shard and muon"):
-        regard.train(picture_folder, model="vit_nano", shard=True, optimizer="muon", quiet=True)
+    with pytest.raises(ConfigError, match="shard and compile"):
+        regard.train(picture_folder, model="vit_nano", shard=True, compile=True, quiet=True)

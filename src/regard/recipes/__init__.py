@@ -32,10 +32,9 @@ def cifar() -> RunConfig:
     regard train DATA --recipe cifar
 
     Tokens come from two convolutions (--stem patch: from one projection), and every block tells them where they
-    stand by a convolution of its own. CIFAR-10 on one H200: 93.8 % of the test images after --epochs 90, in 269 seconds
-    from start to end; 94.7 % in 459 seconds after 180 epochs of which the last tenth was not mixed, and 95.2 % of them
-    judged with their mirror images. That tenth cost a point on the validation images, so now all are mixed, which is
-    not measured yet (benchmarks/results/cifar10.md). On a CPU it would take days.
+    stand by a convolution of its own. CIFAR-10 on one H200: 94.7 % of the test images in 459 seconds from start to end,
+    and 95.1 % of them judged with their mirror images (`regard eval --mirror`). With --epochs 90 93.8 % in 269 seconds,
+    of which the last fifth was not mixed (benchmarks/results/cifar10.md). On a CPU it would take days.
     """
     return RunConfig(
         model="vit_s16", patch=2, width=256, heads=4, mlp=1024, depth=6, pool="mean", stem="conv",

@@ -227,8 +227,7 @@ def check_values(config: RunConfig) -> None:
             raise ConfigError(f"{name} would keep random weights as they are", do="give trained ones by --from")
     if config.compile and config.checkpointing:
         raise ConfigError("compile and checkpointing do not go together", do="choose one of the two")
-    if config.shard and (config.optimizer == "muon" or config.compile):
-        what = "muon, which needs whole matrices," if config.optimizer == "muon" else "compile"
-        raise ConfigError(f"shard and {what} do not go together", do="choose one of the two")
+    if config.shard and config.compile:
+        raise ConfigError("shard and compile do not go together", do="choose one of the two")
     if config.holdout == 0:
         raise ConfigError("holdout=0 leaves nothing to choose and test on", do="give a share such as 0.15")

@@ -51,6 +51,7 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
     dress(right, "epoch", "validation accuracy (%)")
+    right.set_ylim(top=min(right.get_ylim()[1], 100.5))
     if best_epoch:
         y = accuracy[epochs.index(best_epoch)]
         right.plot([best_epoch], [y], "o", color=GREEN)

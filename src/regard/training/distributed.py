@@ -137,6 +137,14 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def gathered(share: Tensor, like: Tensor) -> Tensor:
+    """In one piece what each process has its share of, as it has of another tensor; all processes call this."""
+    if not isinstance(like, DTensor):
+        return share
+    shape, stride = like.shape, like.stride()
+    return whole(DTensor.from_local(share, like.device_mesh, like.placements, shape=shape, stride=stride))
+
+
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which every process has, sharded as another one is."""
     if not isinstance(like, DTensor):

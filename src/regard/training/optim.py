@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.networks import Network
 from regard.nn import MultiHeadAttention
 from regard.training.adapt import layer_numbers
-from regard.training.distributed import own
+from regard.training.distributed import gathered, own, placed
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
@@ -65,7 +65,8 @@ class Muon(torch.optim.Optimizer):
 
     Matrices of one shape, lying or standing, are orthogonalised as one batch: one by one, they would leave a GPU
     waiting. The kernels of a convolution are the rows of one matrix. `parts` says of a parameter that it is several
-    matrices, of so many rows each, as that which makes queries, keys and values is.
+    matrices, of so many rows each, as that which makes queries, keys and values is. Of sharded weights every process
+    gathers the moves, for a part of a matrix cannot be orthogonalised, and keeps its share of them.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Muon(torch.optim.Optimizer):
             for p in params:
                 if not self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
-            means, grads = [self.state[p]["momentum"] for p in params], [p.grad for p in params]
+            weights, means = [own(p) for p in params], [own(self.state[p]["momentum"]) for p in params]
+            grads = [own(p.grad) for p in params if p.grad is not None]
             keep = 1.0 if bad is None else 1 - bad
             if bad is not None:  # what is not finite must not even be multiplied by zero
                 grads = [torch.where(bad > 0, torch.zeros_like(g), g) for g in grads]
@@ -96,15 +98,16 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(ahead, (1 - group["momentum"]) * keep)
             torch._foreach_add_(means, ahead)
             ahead = torch._foreach_lerp(grads, means, group["momentum"])
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * keep)
-            whole = [matrix.flatten(1) for matrix in ahead]
-            pieces = [piece for p, m in zip(params, whole, strict=True) for piece in m.split(self.parts.get(p, len(m)))]
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * keep)
+            moves = [gathered(a, like=p).flatten(1) for p, a in zip(params, ahead, strict=True)]
+            pieces = [piece for p, m in zip(params, moves, strict=True) for piece in m.split(self.parts.get(p, len(m)))]
             for shape in {_lying(piece).shape for piece in pieces}:
                 same = [_lying(piece) for piece in pieces if _lying(piece).shape == shape]
-                moves = orthogonalised(torch.stack(same)).to(params[0].dtype) * (0.2 * max(shape) ** 0.5)
-                torch._foreach_copy_(same, list(moves))  # the pieces are views of what is then added
-            torch._foreach_mul_(whole, -group["lr"] * keep)
-            torch._foreach_add_(params, [m.view_as(p) for p, m in zip(params, whole, strict=True)])
+                straight = orthogonalised(torch.stack(same)).to(params[0].dtype) * (0.2 * max(shape) ** 0.5)
+                torch._foreach_copy_(same, list(straight))  # the pieces are views of what is then added
+            torch._foreach_mul_(moves, -group["lr"] * keep)
+            shares = [own(placed(m.view(p.shape), like=p)) for p, m in zip(params, moves, strict=True)]
+            torch._foreach_add_(weights, shares)
 
 
 def _lying(matrix: Tensor) -> Tensor:
