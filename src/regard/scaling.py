@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from regard.config import RunConfig, change
 from regard.data import open_source
 from regard.errors import ConfigError, RegardError, RunError, missing
 from regard.recipes.settle import check_settings
+from regard.training.stopping import WISH, Stop
 from regard.weights import Run
 
 SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
@@ -71,7 +73,11 @@ def train_on_ray(
 
 def train_here(job: dict[str, Any]) -> None:
     """One of the processes. Its folder was new when the run began, so what it holds now is gone on with."""
-    api.train(job["data"], resume=True, quiet=job["quiet"], command=job["command"], **job["settings"])
+    try:
+        api.train(job["data"], resume=True, quiet=job["quiet"], command=job["command"], **job["settings"])
+    except (KeyboardInterrupt, SystemExit):  # asked to stop, and saved; an error would make Ray start it anew
+        if not Path(os.environ[WISH]).exists():
+            raise
 
 
 def _fit(job: dict[str, Any], processes: int, restarts: int, timeout: float, out: Path) -> None:
@@ -81,6 +87,7 @@ def _fit(job: dict[str, Any], processes: int, restarts: int, timeout: float, out
 
     out.parent.mkdir(parents=True, exist_ok=True)
     notes = tempfile.mkdtemp(prefix=f".{out.name}-ray-", dir=out.parent)  # Ray's own, on the disk that all share
+    wish = Path(notes) / "stop"
     gpu = job["settings"]["device"] == "cuda"
     trainer = TorchTrainer(
         train_here,
@@ -92,22 +99,41 @@ def _fit(job: dict[str, Any], processes: int, restarts: int, timeout: float, out
             storage_path=notes,
             failure_config=FailureConfig(max_failures=restarts),
             logging_config=LoggingConfig(log_level="ERROR"),
-            worker_runtime_env={} if "RAY_ADDRESS" in os.environ else {"env_vars": LOOPBACK},
+            worker_runtime_env={"env_vars": {WISH: str(wish)} | ({} if "RAY_ADDRESS" in os.environ else LOOPBACK)},
         ),
     )
-    handler = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit()
+        with Stop(job["quiet"]) as stop:
+            _wait(_aside(trainer.fit), stop, wish)
+            if stop.wanted:
+                stop.leave()
     except Exception as error:
         raise _ours(error, out) from error
-    except SystemExit as end:
-        if end.code in (0, 1):  # Ray's answer to Ctrl-C
-            raise KeyboardInterrupt from None
-        raise
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)  # Ray leaves its own
         shutil.rmtree(notes, ignore_errors=True)
+
+
+def _aside(work: Callable[[], Any]) -> Future[Any]:
+    """Done in a thread that nobody has to wait for: in the main one Ray would answer Ctrl-C in its own way."""
+    future: Future[Any] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever waits is told
+            future.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    return future
+
+
+def _wait(future: Future[Any], stop: Stop, wish: Path) -> None:
+    """Until the work is done; whoever asks to stop has the wish handed on to the processes, which save and end."""
+    while not future.done():
+        wait([future], timeout=0.5)
+        if stop.wanted and not wish.exists():
+            wish.touch()
+    future.result()
 
 
 @contextmanager
@@ -124,6 +150,8 @@ def _cluster(processes: int, quiet: bool) -> Iterator[int]:
     except ImportError:
         raise missing("Ray", "ray") from None
     started = not ray.is_initialized()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what the processes say comes here, line by line into a file too
     if started:
         own: dict[str, Any] = {
             "address": "local",

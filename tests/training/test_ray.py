@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 import regard
 from regard import cli
 from regard.errors import ConfigError, DataError, RunError
+from regard.training import load_state
 from tests.conftest import make_folder
 from tests.training.test_distributed import SETTINGS, launch, told
 
@@ -50,6 +52,27 @@ def test_a_run_on_ray_that_loses_a_process_ends_as_one_process_would_have(runs):
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=1e-4, rtol=1e-3)
     assert (out / "report.html").is_file()
+
+
+def test_ctrl_c_has_a_run_on_ray_saved(tmp_path):
+    """Nothing else would have saved it: the first state is due after ten minutes."""
+    data, out = make_folder(tmp_path / "pictures", per_class=15), tmp_path / "run"
+    flags = [f"--{name}={value}" for name, value in (SETTINGS | {"epochs": 100_000, "save_every": 600.0}).items()]
+    words = [sys.executable, "-m", "regard", "train", str(data), "--ray", "2", "--out", str(out), *flags]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "training step" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said += process.communicate(timeout=120)[0].splitlines()
+    assert process.returncode == 130, said
+    state = load_state(out / "checkpoints" / "state.safetensors")
+    assert 0 < state.about["history"]["updates"] < 1_000_000
+    assert not list(tmp_path.glob(".*-ray-*"))
 
 
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs ss, which lists sockets")

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 import regard
 import regard.training.loop as loop
 from regard.errors import ConfigError, DataError, RunError
+from regard.training import load_state
+from regard.training.stopping import WISH
 from tests.conftest import make_folder
 from tests.training.test_training import quick, use_sgd
 
@@ -121,6 +123,16 @@ def test_a_second_ctrl_c_stops_at_once():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_where_no_signal_comes_a_file_stops_a_run(picture_folder, tmp_path, monkeypatch):
+    """As under Ray, whose processes train in a thread."""
+    (tmp_path / "stop").touch()
+    monkeypatch.setenv(WISH, str(tmp_path / "stop"))
+    with pytest.raises(KeyboardInterrupt):
+        quick(picture_folder, tmp_path / "run", epochs=3)
+    state = load_state(tmp_path / "run" / "checkpoints" / "state.safetensors")
+    assert state.about["history"]["updates"] == 1
 
 
 def test_a_failed_write_leaves_the_last_good_state(picture_folder, tmp_path, monkeypatch):

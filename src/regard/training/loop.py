@@ -237,7 +237,7 @@ class Training:
 
     def check(self, *_: object) -> None:
         """Here the run may stop: everything is between two steps."""
-        if self.world.any(bool(self.stop.wanted)):
+        if self.world.any(self.stop.asked()):
             self.stop.wanted = self.stop.wanted or signal.SIGTERM  # another process was asked
             raise Halt
 
@@ -245,7 +245,7 @@ class Training:
         """Between two steps: save if it is time to; stop if somebody asked. All processes do the same."""
         every = self.config.save_every
         due = not every or time.monotonic() - self.saved > max(every, self.saving / SAVE_SHARE)
-        if self.world.any(due or bool(self.stop.wanted)):
+        if self.world.any(due or self.stop.asked()):
             self.check()
             self._save()
 

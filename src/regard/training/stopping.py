@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+WISH = "REGARD_STOP"
+"""Names the environment's word for a file: once it is there, training stops as after Ctrl-C, where no signal comes."""
 SAID = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
 
 
@@ -20,6 +24,7 @@ class Stop:
 
     def __init__(self, quiet: bool = False):
         self.quiet, self.wanted = quiet, 0
+        self.wish, self.looked = os.environ.get(WISH), 0.0
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -38,6 +43,13 @@ class Stop:
         self.wanted = number
         if not self.quiet:
             os.write(2, SAID.encode())  # print could be interrupted in the middle of itself
+
+    def asked(self) -> bool:
+        """Whether a signal came, or the file is there, which is looked for once a second."""
+        if self.wish and not self.wanted and time.monotonic() - self.looked > 1:
+            self.looked = time.monotonic()
+            self.wanted = signal.SIGINT if Path(self.wish).exists() else 0
+        return bool(self.wanted)
 
     def leave(self) -> NoReturn:
         """End as the signal would have: Ctrl-C as Python's own exception, SIGTERM as an exit with its code."""
