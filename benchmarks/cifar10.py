@@ -14,11 +14,12 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 START = time.time()
 
 
-def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: str | None) -> None:
+def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, keep: str | None) -> None:
     import torch
 
     import regard
@@ -26,7 +27,7 @@ def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: st
     with tempfile.TemporaryDirectory() as folder:
         settings = {"recipe": "cifar", "stem": stem, "pool": pool, "explain": 0, "out": keep or f"{folder}/run"}
         begun = time.time() - START
-        result = regard.train(data, **settings, **({"epochs": epochs} if epochs else {}))
+        result = regard.train(data, **settings, **changes)
         wall = time.time() - START
         summary, rows = result.read_json("summary.json"), result.read_rows("metrics.csv")
         _, config, _ = result.read_config()
@@ -35,7 +36,7 @@ def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: st
     accuracy = summary["figures"]["accuracy"]
     before = wall - begun - float(rows[-1]["seconds"])
     facts = {
-        "stem": f"{stem}, {pool}",
+        "stem": ", ".join([stem, pool, *(f"{name} {value}" for name, value in changes.items() if name != "epochs")]),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "parameters": summary["parameters"],
@@ -47,7 +48,9 @@ def run(data: str, stem: str, pool: str, epochs: int | None, out: Path, keep: st
         "wall clock with that, the images read again, s": round(both, 1),
         "of that before and after training, s": round(begun + before, 1),
         "first epoch with compiling, s": float(rows[0]["seconds"]),
-        "later epochs, s each": round((float(rows[-1]["seconds"]) - float(rows[0]["seconds"])) / (len(rows) - 1), 3),
+        "later epochs, s each": round(
+            (float(rows[-1]["seconds"]) - float(rows[0]["seconds"])) / max(1, len(rows) - 1), 3
+        ),
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / f"cifar10-{stem}-{pool}.json").write_text(json.dumps(facts, indent=2) + "\n")
@@ -84,7 +87,7 @@ if __name__ == "__main__":
     parser.add_argument("data", nargs="?")
     parser.add_argument("--stem", choices=("patch", "conv"), default="conv")
     parser.add_argument("--pool", choices=("class", "mean"), default="mean")
-    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--change", type=json.loads, default={}, help="""settings, such as '{"epochs": 90}'""")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--keep", help="run folder to keep; else it is thrown away")
     parser.add_argument("--draw", type=Path)
@@ -92,4 +95,4 @@ if __name__ == "__main__":
     if options.draw:
         draw(options.draw)
     else:
-        run(options.data, options.stem, options.pool, options.epochs, options.out, options.keep)
+        run(options.data, options.stem, options.pool, options.change, options.out, options.keep)
