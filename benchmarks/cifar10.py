@@ -62,7 +62,7 @@ def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, kee
 
 
 def draw(folder: Path) -> None:
-    """Validation accuracy against seconds since training began, one line a stem."""
+    """Validation accuracy against seconds since training began, one line a run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.6), layout="constrained")

@@ -17,7 +17,7 @@ from regard.data import Preparation, Scan
 from regard.data.text import Corpus
 from regard.errors import ConfigError, DataError, did_you_mean
 from regard.evaluation import repeat
-from regard.measuring import check, compare, evaluate, load, load_images, probe, read
+from regard.measuring import check, compare, evaluate, load, load_images, look_at, probe, read
 from regard.networks import Network
 from regard.predictor import build
 from regard.pretraining import Pretraining, finish_pretraining
@@ -179,12 +179,13 @@ def train(
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
         (check_text_settings if is_text(data, settings) else check_settings)(settings)
 
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError("several seeds do not go with several processes", do="give --seed 0, 1, … one by one")
+
         @cache
         def images() -> Scan | Corpus | None:
             """Read by the first run that needs them, and no more than once; sentences are read anew."""
-            if found is not None or is_text(data, settings):
-                return found
-            return check(data, quiet or os.environ.get("RANK", "0") != "0")  # of several processes, the first one tells
+            return found if found is not None or is_text(data, settings) else look_at(data, Progress(quiet))
 
         def once(seed: int, out: str) -> Run:
             mine = settings | {"seed": seed, "out": out}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import shutil
@@ -150,8 +149,6 @@ def _cluster(processes: int, quiet: bool) -> Iterator[int]:
     except ImportError:
         raise missing("Ray", "ray") from None
     started = not ray.is_initialized()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what the processes say comes here, line by line into a file too
     if started:
         own: dict[str, Any] = {
             "address": "local",

@@ -1,6 +1,7 @@
 """Several seeds are several runs, and their spread is told."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -40,13 +41,28 @@ def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_fold
 
 
 def test_the_images_are_read_once_for_all_seeds(picture_folder, tmp_path, monkeypatch):
-    read, look_at = [], measuring.look_at
-    monkeypatch.setattr(measuring, "look_at", lambda *given: read.append(given) or look_at(*given))
+    read, scan = [], measuring.scan
+    monkeypatch.setattr(measuring, "scan", lambda *given: read.append(given) or scan(*given))
     settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
     regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
     assert len(read) == 1
     regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
     assert len(read) == 1, "all are finished"
+
+
+def test_images_beside_parallel_text_are_images_for_every_seed(picture_folder, tmp_path):
+    data = shutil.copytree(picture_folder, tmp_path / "data")
+    for language in ("en", "de"):
+        (data / f"train.{language}").write_text("a\nb\n")
+    settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
+    assert regard.train(data, seeds=2, out=tmp_path / "all", **settings).read_json("summary.json")["runs"] == 2
+
+
+def test_seeds_under_torchrun_are_refused(picture_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="several seeds"):
+        regard.train(picture_folder, model="vit_nano", seeds=2, out=tmp_path / "all", quiet=True)
+    assert not (tmp_path / "all").exists()
 
 
 def test_runs_of_other_settings_are_not_averaged_with_these(picture_folder, tmp_path):

@@ -242,14 +242,16 @@ def test_looking_at_all_the_room_there_is_changes_nothing(monkeypatch):
     assert_same(greedy(model, source), expected[1])
 
 
-@pytest.mark.parametrize("fields", [{}, {"output_bias": True}])
+@pytest.mark.parametrize("fields", [{}, {"output_bias": True}, {"embeddings": "separate"}])
 @pytest.mark.parametrize("int8", [False, True])
-def test_scores_may_be_written_where_others_were(fields, int8):
+@pytest.mark.parametrize("count", [2, 0])
+def test_scores_may_be_written_where_others_were(fields, int8, count):
     model = small(**fields)
     if model.output_bias is not None:
         nn.init.normal_(model.output_bias)
     model = in_int8(model) if int8 else model
-    features, room = torch.randn(2, 3, model.config.width), torch.full((6, model.config.target_words), torch.nan)
+    features = torch.randn(count, 3, model.config.width)
+    room = torch.full((3 * count, model.config.target_words), torch.nan)
     with torch.no_grad():
         expected, found = model.score(features), model.score(features, room)
     assert found.shape == expected.shape
@@ -295,6 +297,13 @@ def test_sixteen_bits_will_do(kind):
 def test_learned_positions_end_a_sentence_in_time():
     model = lively(positions="learned", length=9)
     assert beam_search(model, sentences(6, 3)).words.shape == (2, 1, 9)
+
+
+def test_no_sentence_has_no_translation():
+    nothing = torch.empty(0, 4, dtype=torch.long)
+    for model in (lively(), in_int8(lively())):
+        assert greedy(model, nothing, constant=4).words.shape == (0, 1, 8)
+        assert beam_search(model, nothing, constant=4).words.shape == (0, 1, 8)
 
 
 def test_an_empty_source_and_a_single_word_are_sentences_too():

@@ -98,7 +98,7 @@ def test_several_processes_train_as_one(data, alone, tmp_path, ranks, shard):
 
 
 def test_muon_moves_sharded_matrices_as_whole_ones(data, tmp_path):
-    """Three processes, among which few of the matrices divide evenly."""
+    """Three processes, among which some of the matrices do not divide evenly."""
     for ranks, out in ((1, tmp_path / "one"), (3, tmp_path / "three")):
         done = launch(ranks, data, out, optimizer="muon", shard=ranks > 1)
         assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Under Ray a run is the one it would be in one process, also when a process is lost; and Ray keeps to itself."""
 
+import itertools
 import json
 import os
 import re
@@ -62,16 +63,15 @@ def test_ctrl_c_has_a_run_on_ray_saved(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if "training step" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    said += process.communicate(timeout=120)[0].splitlines()
+    try:
+        said = list(itertools.takewhile(lambda line: "training step" not in line, process.stdout))
+        process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=120)[0].splitlines()
+    finally:
+        process.kill()
     assert process.returncode == 130, said
     state = load_state(out / "checkpoints" / "state.safetensors")
-    assert 0 < state.about["history"]["updates"] < 1_000_000
+    assert 0 < state.about["history"]["updates"] < 300_000
     assert not list(tmp_path.glob(".*-ray-*"))
 
 

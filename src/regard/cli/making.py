@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
@@ -93,6 +94,8 @@ class Train:
 
             if self.dry_run or self.seeds != 1 or not labelled:
                 raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
             same: dict[str, Any] = {"quiet": self.quiet, "command": command_line(), "resume": self.resume}
             return _tell_run(train_on_ray(self.data, processes=self.ray, **same, **given))
         extra = {"quiet": self.quiet, "command": command_line(), "resume": self.resume, "dry_run": self.dry_run}

@@ -264,10 +264,11 @@ class _Scored:
         rows = len(memory.words) * beams if memory.words.device.type == "cpu" else 0
         self.room = model.embedding.weight.new_empty(rows, model.config.target_words)
 
+    @torch.no_grad()
     def score(self, features: Tensor) -> Tensor:
         """(B, K, V) of features (B, K, width), valid until the next ones."""
         rows = features.shape[0] * features.shape[1]
-        if len(self.room) < rows or self.room.dtype != features.dtype:  # a GPU; autocast
+        if len(self.room) < rows or self.room.dtype != features.dtype:  # on a GPU; where autocast left features rounded
             return self.model.score(features).float()
         return self.model.score(features, self.room[:rows]).float()
 

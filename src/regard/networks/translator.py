@@ -118,7 +118,7 @@ class Translator(Network):
         torch.mm(features.flatten(0, -2), matrix.mT, out=room)
         if self.output_bias is not None:
             room += self.output_bias
-        return room.view(*features.shape[:-1], -1)
+        return room.view(*features.shape[:-1], room.shape[-1])
 
     def mask(self, source: Tensor) -> Tensor:
         """(B, S), true where there is a word."""

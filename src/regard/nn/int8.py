@@ -41,7 +41,7 @@ class Int8Linear(nn.Module):
             sums = torch._int_mm(rows, self.rounded.mT).float().mul_(scales)
             return torch.addcmul(self.bias, sums, self.scales).view(*x.shape[:-1], len(self.rounded))
         out = scales.new_empty(len(rows), len(self.rounded)) if room is None else room
-        for n in range(0, out.shape[1], each := max(64, AT_ONCE // len(rows))):
+        for n in range(0, out.shape[1], each := max(64, AT_ONCE // max(1, len(rows)))):
             some = slice(n, n + each)
             sums = torch._int_mm(rows, self.rounded[some].mT).float().mul_(scales)
             torch.addcmul(self.bias[some], sums, self.scales[some], out=out[:, some])

@@ -11,7 +11,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 WISH = "REGARD_STOP"
-"""Names the environment's word for a file: once it is there, training stops as after Ctrl-C, where no signal comes."""
+"""The environment variable that names a file: once that is there, training stops as after Ctrl-C. For processes that no
+signal reaches."""
 SAID = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
 
 
@@ -48,7 +49,8 @@ class Stop:
         """Whether a signal came, or the file is there, which is looked for once a second."""
         if self.wish and not self.wanted and time.monotonic() - self.looked > 1:
             self.looked = time.monotonic()
-            self.wanted = signal.SIGINT if Path(self.wish).exists() else 0
+            if Path(self.wish).exists():
+                self.wanted = self.wanted or signal.SIGINT  # a signal may have come meanwhile
         return bool(self.wanted)
 
     def leave(self) -> NoReturn:
