@@ -33,8 +33,8 @@ def cifar() -> RunConfig:
 
     Tokens come from two convolutions (--stem patch: from one projection), and every block tells them where they
     stand by a convolution of its own. CIFAR-10 on one H200: 94.7 % of the test images in 459 seconds from start to end,
-    and 95.1 % of them judged with their mirror images (`regard eval --mirror`). An earlier form of it, of 90 epochs, had
-    93.8 % in 269 seconds (benchmarks/results/cifar10.md). On a CPU it would take days.
+    and 95.1 % of them judged with their mirror images (`regard eval --mirror`). An earlier form of it, of 90 epochs,
+    had 93.8 % in 269 seconds (benchmarks/results/cifar10.md). On a CPU it would take days.
     """
     return RunConfig(
         model="vit_s16", patch=2, width=256, heads=4, mlp=1024, depth=6, pool="mean", stem="conv",
