@@ -117,12 +117,13 @@ def test_killed_before_anything_was_saved_it_begins_anew(data, reference, tmp_pa
 
 
 def test_a_second_ctrl_c_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
     with regard.training.Stop(quiet=True) as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.wanted == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_where_no_signal_comes_a_file_stops_a_run(picture_folder, tmp_path, monkeypatch):
