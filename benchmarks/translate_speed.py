@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.config import RunConfig
-from regard.networks.decoding import beam_search
-from regard.networks.recorded import RecordedSearch
+from regard.evaluation.translate import make_search
 from regard.networks.rounded import in_int8
 from regard.networks.transformer import Transformer, configure
 from regard.tasks import NextWord
@@ -110,11 +108,8 @@ def their_training(model: Any, source: Tensor, targets: Tensor, compiled: bool) 
 
 
 def our_search(model: Transformer, source: Tensor, words: int) -> Callable[[], Tensor]:
-    """Gives the best sentence's words (B, words); recorded on a GPU and not on a CPU, as `regard predict` does it."""
-    options: dict[str, Any] = {"beams": BEAMS, "ratio": 0.0, "constant": words}
-    search = (
-        RecordedSearch(model.eval(), **options) if source.is_cuda else partial(beam_search, model.eval(), **options)
-    )
+    """Gives the best sentence's words (B, words), by the search that `regard predict` makes."""
+    search = make_search(model.eval(), source.device, beams=BEAMS, penalty=0.6, ratio=0.0, constant=words)
     return lambda: search(source).words[:, 0]
 
 

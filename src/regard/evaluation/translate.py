@@ -46,10 +46,13 @@ class TranslationEvaluation:
 
 
 def make_search(
-    model: Translator, device: torch.device, *, beams: int, penalty: float, best: int = 1
+    model: Translator, device: torch.device, *, beams: int, penalty: float, best: int = 1, **limits: Any
 ) -> Callable[[Tensor], Hypotheses]:
-    """Beam search with these settings. On a GPU its step is recorded for each shape of sources, so keep it."""
-    options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best}
+    """Beam search with these settings. On a GPU its step is recorded for each shape of sources, so keep it.
+
+    `limits` are `ratio` and `constant` of the search, where its own will not do.
+    """
+    options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best, **limits}
     return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, model, **options)
 
 
