@@ -126,15 +126,18 @@ def test_every_method_on_the_gpu_equals_itself_on_the_cpu(method):
     torch.testing.assert_close(on_gpu, on_cpu, atol=1e-3 * on_cpu.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "axial", "conditional", "none"])
-def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(positions):
+KINDS = ("learned", "sinusoidal", "axial", "conditional", "none")
+
+
+@pytest.mark.parametrize("fields", [*({"positions": kind} for kind in KINDS), {"rotary": True, "pool": "mean"}])
+def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
     """The CUDA graph against plain steps: same batches (one of another size), same rates, nothing random."""
     batches = [(torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()) for _ in range(8)]
     batches[5] = batches[5][0][:3], batches[5][1][:3]
     ends = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = regard.create("vit_nano", classes=4, size=16, positions=positions).cuda()
+        model = regard.create("vit_nano", classes=4, size=16, **fields).cuda()
         config = RunConfig(batch=8, compile=compiled, precision="fp32", optimizer="muon", weight_decay=0.1)
         step, average = Step(model, Classification(), config, torch.device("cuda"), rows=8), Average(model, 0.9)
         losses = []

@@ -106,9 +106,17 @@ class ViTConfig:
     stem: Literal["patch", "conv", "r50"] = "patch"
     eps: float = 1e-6
     norm: Literal["pre", "post"] = "pre"
+    rotary: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "channels", "classes", "width", "depth", "heads", "mlp")
+        each, least = self.width // self.heads, 2 * len(self.size)
+        if self.rotary and (each % 2 or each < least):
+            raise ConfigError(
+                f"rotary=True turns pairs of a head's numbers on {len(self.size)} axes; a head of {each} is too small "
+                "or odd",
+                do=f"change width or heads: an even number a head, {least} or more",
+            )
         if self.registers < 0:
             raise ConfigError(f"registers={self.registers} is negative")
         require_shares(self, "dropout", "drop_path")
@@ -300,6 +308,8 @@ class RunConfig:
     """What the head sees: the class token or the mean of the patches."""
     positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] | None = None
     """Position embedding."""
+    rotary: bool | None = None
+    """Beside it, turn each query and key by where it stands (RoPE): their product then tells how far apart."""
     registers: int | None = None
     """Register tokens."""
     layer_scale: float | None = None
@@ -388,7 +398,7 @@ class PretrainConfig(RunConfig):
 
 MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "layer_scale", "stem", "norm",
+    "drop_path", "layer_scale", "stem", "norm", "rotary",
 )  # fmt: skip
 """Settings of a run that are fields of its model's config, where that has them."""
 

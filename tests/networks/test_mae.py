@@ -98,6 +98,7 @@ def test_an_image_is_filled_in_the_same_in_any_batch():
     [
         ({"stem": "conv"}, 0.75, "stem='conv' cannot be pre-trained"),
         ({"positions": "conditional"}, 0.75, "positions='conditional' cannot be pre-trained"),
+        ({"rotary": True}, 0.75, "rotary=True cannot be pre-trained"),
         ({"stem": "r50", "size": 64, "patch": 16}, 0.75, "stem='r50' cannot be pre-trained"),
         ({"size": 8}, 0.9, "leaves 0 of 4 patches"),
     ],

@@ -218,7 +218,9 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
     torch.testing.assert_close(grads[0], grads[1])
 
 
-@pytest.mark.parametrize("fields", [{}, {"registers": 2, "layer_scale": 0.1}, {"pool": "mean"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"registers": 2, "layer_scale": 0.1}, {"pool": "mean"}, {"registers": 2, "rotary": True}]
+)
 def test_a_lean_pass_gives_the_same_logits_and_gradients(fields):
     x, results = torch.randn(2, 3, 16, 24), []
     for lean in (False, True):
@@ -333,3 +335,24 @@ def test_conditional_positions_tell_patches_apart_and_lean_passes_agree():
     model, y = small(positions="conditional"), torch.randn(2, 3, 16, 24)
     torch.testing.assert_close(model(y, lean=True).logits, model(y).logits)
     torch.testing.assert_close(torch.compile(model, backend="eager")(y).logits, model(y).logits)
+
+
+@pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean"}])
+def test_rotary_positions_tell_patches_apart_and_meet_other_sizes(fields):
+    """Without positions, patches in another order have the same tokens, in that order; turned, they do not."""
+    x = torch.randn(1, 3, 16, 24)
+    swapped = torch.cat([x[..., 8:16], x[..., :8], x[..., 16:]], dim=-1)  # the first two columns of patches
+    for rotary in (False, True):
+        model = small(positions="none", rotary=rotary, **fields)
+        assert ((model(x).features - model(swapped).features).abs().max() > 1e-3) == rotary
+    built, met = small(positions="none", rotary=True, size=(32, 40), **fields), model
+    met.load_state_dict(built.state_dict())
+    y = torch.randn(2, 3, 32, 40)
+    assert torch.equal(met(y).logits, built(y).logits)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x).logits, model(x).logits)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(36, 4), (16, 8), (10, 2)])
+def test_heads_that_cannot_be_turned_are_refused(width, heads):
+    with pytest.raises(ConfigError, match=f"a head of {width // heads} is too small or odd"):
+        regard.create("vit_nano", rotary=True, width=width, heads=heads)

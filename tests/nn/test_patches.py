@@ -6,7 +6,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.nn import ConditionalPositions, GridPositions, PatchEmbed, patchify, resample_grid, sinusoid, sinusoid_grid
+from regard.nn import (
+    ConditionalPositions,
+    GridPositions,
+    PatchEmbed,
+    patchify,
+    resample_grid,
+    rotations,
+    sinusoid,
+    sinusoid_grid,
+    turned,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +98,38 @@ def test_conditional_positions_are_a_depthwise_convolution_of_the_grid(grid, con
     tokens = torch.cat([front, field.flatten(2).transpose(1, 2)], dim=1)
     expected = torch.cat([front, (field + theirs(field)).flatten(2).transpose(1, 2)], dim=1)
     torch.testing.assert_close(ours(tokens, grid), expected)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_turning_against_transformers(prefix):
+    from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb
+
+    q, k, turns = torch.randn(2, 3, prefix + 15, 8), torch.randn(2, 3, prefix + 15, 8), rotations((3, 5), 8, prefix)
+    expected = apply_rotary_pos_emb(q, k, *turns[:, prefix:].repeat(1, 1, 2))
+    torch.testing.assert_close((turned(q, turns), turned(k, turns)), expected)
+    torch.testing.assert_close(turned(q[:, :, :4], turns), expected[0][:, :, :4])  # the first few alone
+
+
+def test_turning_on_one_axis_against_transformers_llama():
+    """Rates and all: there the base is a setting."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    settings = {"rope_theta": 100.0, "rope_type": "default"}
+    config = LlamaConfig(hidden_size=24, num_attention_heads=2, head_dim=12, rope_parameters=settings)
+    q, k = torch.randn(2, 2, 7, 12), torch.randn(2, 2, 7, 12)
+    cosine, sine = LlamaRotaryEmbedding(config)(q, torch.arange(7)[None])
+    expected = apply_rotary_pos_emb(q, k, cosine, sine)
+    torch.testing.assert_close((turned(q, rotations((7,), 12)), turned(k, rotations((7,), 12))), expected)
+
+
+@pytest.mark.parametrize(("grid", "step"), [((7,), (2,)), ((4, 5), (1, 2)), ((3, 4, 3), (1, 1, 1))])
+def test_the_product_of_two_turned_tells_how_far_apart_they_stand(grid, step):
+    """For one query and one key put everywhere: moved together they match as before, moved apart they do not."""
+    q, k = torch.randn(2, 1, 1, 1, 14).expand(-1, -1, -1, torch.Size(grid).numel(), -1)
+    turns = rotations(grid, 14)
+    scores = (turned(q, turns) @ turned(k, turns).mT).reshape(*grid, *grid)
+    a, b = [0] * len(grid), [n - 1 - s for n, s in zip(grid, step, strict=True)]
+    moved = [[n + s for n, s in zip(place, step, strict=True)] for place in (a, b)]
+    torch.testing.assert_close(scores[*moved[0], *moved[1]], scores[*a, *b])
+    assert (scores[*moved[0], *b] - scores[*a, *b]).abs() > 0.01

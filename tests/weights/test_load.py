@@ -260,25 +260,27 @@ FIELDS = {
     "stem='r50'": {"stem": "r50", "patch": (16, 16), "size": (32, 32)},
     "stem='conv'": {"stem": "conv"},
     "positions='conditional'": {"positions": "conditional"},
+    "rotary=True": {"rotary": True},
     "pool": {"pool": "mean"},
     "size": {"size": (16, 24)},
     "an input of 3 axes": {"size": (8, 8, 8), "patch": (4, 4, 4)},
 }
+PLACED = "positions='conditional'", "rotary=True"
 CANNOT = {
     TORCHVISION: {
         "registers",
         "layer_scale",
         "stem='r50'",
         "stem='conv'",
-        "positions='conditional'",
+        *PLACED,
         "pool",
         "size",
         "an input of 3 axes",
     },
-    GOOGLE: {"registers", "layer_scale", "stem='conv'", "positions='conditional'", "an input of 3 axes"},
-    TIMM: {"head", "stem='conv'", "positions='conditional'", "an input of 3 axes"},
-    DINOV2: {"head", "stem='r50'", "stem='conv'", "positions='conditional'", "pool", "size", "an input of 3 axes"},
-    HF: {"head", "stem='r50'", "stem='conv'", "positions='conditional'", "pool", "an input of 3 axes"},
+    GOOGLE: {"registers", "layer_scale", "stem='conv'", *PLACED, "an input of 3 axes"},
+    TIMM: {"head", "stem='conv'", *PLACED, "an input of 3 axes"},
+    DINOV2: {"head", "stem='r50'", "stem='conv'", *PLACED, "pool", "size", "an input of 3 axes"},
+    HF: {"head", "stem='r50'", "stem='conv'", *PLACED, "pool", "an input of 3 axes"},
 }
 
 

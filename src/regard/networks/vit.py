@@ -3,11 +3,11 @@
 Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 
 Departures from the paper: patches are padded where the size does not divide; positions may be axial,
-sinusoidal, absent, or told anew in every block by a convolution (Chu et al., 2021); register tokens (Darcet
-et al., 2024) may follow the class token, without a position; mean pooling (Zhai et al., 2022) does without a
-class token; convolutions (Xiao et al., 2021) may stand in for the patch projection, as may the paper's own
-ResNet (section 3.1, "Hybrid architecture"); the norms of a block may stand after its branches, the last norm
-staying where it is.
+sinusoidal, absent, or told anew in every block by a convolution (Chu et al., 2021), and queries and keys may be
+turned by where they stand (Heo et al., 2024); register tokens (Darcet et al., 2024) may follow the class token,
+without a position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
+may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture"); the norms
+of a block may stand after its branches, the last norm staying where it is.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network, Output
 from regard.networks.bit import HybridStem
-from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed, recording
+from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed, recording, rotations
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -73,6 +73,7 @@ class ViT(Network):
     PLACED = True
 
     config: ViTConfig
+    turns: Tensor | None
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -85,6 +86,7 @@ class ViT(Network):
         self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
         grid = grid_of(config.size, config.patch)
         self.positions = GridPositions(config.positions, grid, width, prefix=int(classed))
+        self.register_buffer("turns", self._turns(grid) if config.rotary else None, persistent=False)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             EncoderBlock(
@@ -143,13 +145,16 @@ class ViT(Network):
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
         tokens, grid = self.embed(x), grid_of(tuple(x.shape[2:]), self.config.patch)
+        turns = self.turns
+        if turns is not None and grid != self.positions.grid:
+            turns = self._turns(grid).to(x.device)
         alone = lean and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
             if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, only=only, grid=grid, use_reentrant=False)
+                tokens = checkpoint(block, tokens, only=only, grid=grid, turns=turns, use_reentrant=False)
             else:
-                tokens = block(tokens, only=only, grid=grid)  # equations 2 and 3
+                tokens = block(tokens, only=only, grid=grid, turns=turns)  # equations 2 and 3
         tokens = self.norm(tokens)
         if self.class_token is not None:
             features = tokens[:, 0]  # equation 4
@@ -169,8 +174,13 @@ class ViT(Network):
             tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
         return self.drop(tokens)
 
+    def _turns(self, grid: tuple[int, ...]) -> Tensor:
+        prefix = int(self.config.pool == "class") + self.config.registers
+        return rotations(grid, self.config.width // self.config.heads, prefix)
+
     def compiled(self) -> list[nn.Module]:
-        return [self.patches] * (self.config.stem == "conv") + self.repeated()
+        whole = [self.norm] * (self.config.pool == "mean")  # of all tokens; else of one
+        return [self.patches] * (self.config.stem == "conv") + self.repeated() + whole
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size

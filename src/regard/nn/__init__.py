@@ -20,8 +20,10 @@ from regard.nn.patches import (
     PatchEmbed,
     patchify,
     resample_grid,
+    rotations,
     sinusoid,
     sinusoid_grid,
+    turned,
     unpatchify,
 )
 from regard.nn.words import WordOrder, WordPositions, word_table
@@ -51,8 +53,10 @@ __all__ = [
     "patchify",
     "recording",
     "resample_grid",
+    "rotations",
     "sinusoid",
     "sinusoid_grid",
+    "turned",
     "unpatchify",
     "word_table",
 ]

@@ -102,15 +102,21 @@ class EncoderBlock(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, only: int | None = None, grid: tuple[int, ...] = ()
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        only: int | None = None,
+        grid: tuple[int, ...] = (),
+        turns: Tensor | None = None,
     ) -> Tensor:
         """Tokens (B, N, width) in and out; `only` asks for the first few alone, which still see all others."""
         if self.positions is not None:
             x = self.positions(x, grid)
         keys = self.norm1(x) if self.norm_first else x
         x = x[:, :only]
-        mixed = self.attention(keys, mask=mask) if only is None else self.attention(keys[:, :only], keys, mask=mask)
-        x = x + self._branch(self.scale1, mixed)
+        asked = (keys,) if only is None else (keys[:, :only], keys)
+        x = x + self._branch(self.scale1, self.attention(*asked, mask=mask, turns=turns))
         if self.norm_first:
             return x + self._branch(self.scale2, self.mlp(self.norm2(x)))
         x = self.norm1(x)

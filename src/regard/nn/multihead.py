@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, attend
+from regard.nn.patches import turned
 
 
 class MultiHeadAttention(Attention):
@@ -42,8 +43,12 @@ class MultiHeadAttention(Attention):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         causal: bool = False,
+        turns: Tensor | None = None,
     ) -> Tensor:
-        """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys."""
+        """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys.
+
+        With `turns` (see `rotations`) queries and keys tell where they stand; queries are then the first of the keys.
+        """
         if keys is None:
             q, k, v = self.project(queries)
         elif values is None:
@@ -52,6 +57,8 @@ class MultiHeadAttention(Attention):
         else:
             inputs = zip((queries, keys, values), self._divided(self.parts), strict=True)
             q, k, v = (self._split(F.linear(x, *part)) for x, part in inputs)
+        if turns is not None:
+            q, k = turned(q, turns), turned(k, turns)
         return self.mix(q, k, v, mask=mask, bias=bias, causal=causal)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

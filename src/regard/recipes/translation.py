@@ -17,8 +17,8 @@ LARGE = 300_000  # pairs
 
 _FOR_IMAGES = (
     "weights", "images", "batch", "layer_decay", "freeze", "lora", "loss", "size", "channels", "patch", "pool",
-    "registers", "layer_scale", "stem", "drop_path", "crop", "rotate", "zoom", "flip", "policy", "strength", "erase",
-    "mixup", "cutmix", "calm", "workers",
+    "rotary", "registers", "layer_scale", "stem", "drop_path", "crop", "rotate", "zoom", "flip", "policy", "strength",
+    "erase", "mixup", "cutmix", "calm", "workers",
 )  # fmt: skip
 
 

@@ -174,6 +174,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
         raise _inexpressible("stem='conv'", target, "no other format has; keep it as regard")
     if config.positions == "conditional":
         raise _inexpressible("positions='conditional'", target, "no other format has; keep it as regard")
+    if config.rotary:
+        raise _inexpressible("rotary=True", target, "no format here has; keep it as regard")
     if config.pool == "mean" and target.needs_class:
         raise _inexpressible("pool='mean'", target, "these have: google, timm, regard")
     grid = grid_of(config.size, config.patch)
