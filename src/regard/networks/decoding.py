@@ -24,9 +24,6 @@ from regard.networks.translator import Memory, Translator
 CHECK = 8
 """Steps between two looks at whether all is done on a GPU, which has to be waited for."""
 
-AT_ONCE = 2**18
-"""Scores that a CPU looks at at a time."""
-
 BLOCK = 64
 """Words of which a CPU first asks for the best one."""
 
@@ -243,16 +240,24 @@ class Search:
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """The 2K best continuations of each sentence, K of which at most end, so that K can go on: their scores,
         words, and which beam each continues, (B, 2K)."""
-        config, logits = self.model.config, self.steps.step(self.newest)  # (B, K, V)
-        all_words = _log_sums(logits)[..., None]
+        config, count = self.model.config, self._unlike()
+        logits = self.steps.step(self.newest[:, :count])  # (B, K, V)
+        all_words = _log_sums(logits)
         logits[..., config.padding] = float("-inf")
         best, word = _best(logits, min(2 * self.beams, logits.shape[-1]))  # of each beam first: V is large
         last = (self.limit <= self.at + 1)[:, None, None]
         ends = logits[..., config.end, None].where(torch.arange(best.shape[-1], device=best.device) == 0, float("-inf"))
         best, word = torch.where(last, ends, best), torch.where(last, config.end, word)
-        flat = (self.running_scores[:, :, None] + (best - all_words)).flatten(1)
+        flat = (self.running_scores[:, :count, None] + (best - all_words)).flatten(1)
         scores, index = flat.topk(2 * self.beams)
         return scores, word.flatten(1).gather(1, index), index // best.shape[-1]
+
+    def _unlike(self) -> int:
+        """How many beams have to be asked: all begin alike, so one, if it has words enough. Not where a step is
+        recorded or compiled, which is the same for all words."""
+        enough = 2 * self.beams <= self.model.config.target_words
+        fixed = self.at.device.type != "cpu" or torch.compiler.is_compiling()
+        return 1 if enough and not fixed and int(self.at) == 0 else self.beams
 
 
 class _Scored:
@@ -318,7 +323,7 @@ class _Recomputed(_Scored):
         self.words[:, :, self.at] = words
         self.at += 1
         features = self.model.decode(self.words[:, :, : self.at].flatten(0, 1), self.memory)
-        return self.score(features[:, -1].unflatten(0, words.shape))
+        return self.score(features[:, -1].unflatten(0, self.words.shape[:2])[:, : words.shape[1]])
 
     def reorder(self, beams: Tensor) -> None:
         self.words = _pick(self.words, beams)
@@ -331,11 +336,12 @@ class _Recomputed(_Scored):
         self.memory = Memory(words[rows], mask[rows], tuple(t[:, rows] for t in last))
 
 
-def _log_sums(scores: Tensor) -> Tensor:
-    """log Σ exp over the last axis; on a CPU some rows at a time, whose copies then stay in its cache."""
-    rows = scores.flatten(0, -2)
-    each = max(1, AT_ONCE // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
-    return torch.cat([some.logsumexp(dim=1) for some in rows.split(each)]).view(scores.shape[:-1])
+def _log_sums(scores: Tensor) -> Tensor | float:
+    """log Σ exp over the last axis, which is kept; a CPU takes it off the scores in place, and leaves 0."""
+    if scores.device.type != "cpu":
+        return scores.logsumexp(dim=-1, keepdim=True)
+    torch.log_softmax(scores, dim=-1, out=scores)
+    return 0.0
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -143,7 +143,7 @@ class Translator(Network):
     @abstractmethod
     def step(self, words: Tensor, state: State) -> Tensor:
         """Features (B, K, width), to be scored, of the word after each beam's newest, `words` (B, K); the state is
-        moved on by one."""
+        moved on by one. While beams are all alike, one word (B, 1) may stand for all, and so do its features."""
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Word by word: `size` is the number of words, such as (7,); 1 if not said, for any number will do."""

@@ -187,22 +187,23 @@ class GridPositions(nn.Module):
 
 
 def rotations(grid: tuple[int, ...], width: int, prefix: int = 0) -> Tensor:
-    """Cosines and sines of the angles by which `turned` turns a head's numbers: (2, prefix + Π grid, width / 2).
+    """Cosines and sines of the angles by which `turned` turns a head's numbers: (2, prefix + Π grid, width).
 
     Rotary positions (Su et al., "RoFormer", 2021) on a grid, axis by axis (Heo et al., "Rotary position embedding for
-    vision transformers", 2024). An angle is a place times 100^(-i/n), i < n, for each of the n pairs of an axis;
-    pairs that do not divide evenly, and prefix tokens, are not turned.
+    vision transformers", 2024). Number i of the first half makes a pair with number i of the second, which is turned
+    by a place times 100^(-i/n), i < n, for each of the n pairs of an axis; pairs that do not divide evenly, and prefix
+    tokens, are not turned.
 
     >>> rotations((2,), 4)[0]
-    tensor([[1.0000, 1.0000],
-            [0.5403, 0.9950]])
+    tensor([[1.0000, 1.0000, 1.0000, 1.0000],
+            [0.5403, 0.9950, 0.5403, 0.9950]])
     """
     share = width // (2 * len(grid))
     rates = 100.0 ** (-torch.arange(share, dtype=torch.float64) / max(share, 1))
     axes = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
     angles = torch.cat([axis.flatten()[:, None] * rates for axis in axes], dim=1)
     angles = F.pad(angles, (0, width // 2 - angles.shape[1], prefix, 0))
-    return torch.stack([angles.cos(), angles.sin()]).float()
+    return torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)]).float()
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
@@ -211,8 +212,8 @@ def turned(x: Tensor, turns: Tensor) -> Tensor:
     The product of two that are turned tells how far they stand apart, not where.
     """
     cosine, sine = turns[:, : x.shape[2]]
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+    wide = x.float()
+    return (wide * cosine + wide.roll(x.shape[3] // 2, dims=-1) * sine).to(x.dtype)
 
 
 class ConditionalPositions(nn.Module):
