@@ -315,7 +315,7 @@ def test_learned_positions_end_a_sentence_in_time():
 
 def test_no_sentence_has_no_translation():
     nothing = torch.empty(0, 4, dtype=torch.long)
-    for model in (lively(), in_int8(lively())):
+    for model in (lively(), in_int8(lively()), recurrent(), recurrent(cell="gru")):
         assert greedy(model, nothing, constant=4).words.shape == (0, 1, 8)
         assert beam_search(model, nothing, constant=4).words.shape == (0, 1, 8)
 
