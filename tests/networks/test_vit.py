@@ -356,3 +356,20 @@ def test_rotary_positions_tell_patches_apart_and_meet_other_sizes(fields):
 def test_heads_that_cannot_be_turned_are_refused(width, heads):
     with pytest.raises(ConfigError, match=f"a head of {width // heads} is too small or odd"):
         regard.create("vit_nano", rotary=True, width=width, heads=heads)
+
+
+def test_all_blocks_share_one_compiled_graph():
+    """Whatever their drop path; so there are three: of stem, blocks and norm."""
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    model = small(drop_path=0.2, stem="conv", patch=(8, 8), pool="mean", positions="conditional", rotary=True).train()
+    torch.compiler.reset()
+    for part in model.compiled():
+        part.compile(backend=keep, dynamic=False)
+    for _ in range(2):
+        model(torch.randn(4, 3, 16, 24), lean=True)
+    assert len(graphs) == 3

@@ -56,7 +56,7 @@ class Bottleneck(nn.Module):
         before: int,
         after: int,
         stride: int,
-        drop_path: float = 0.0,
+        drop_path: float | None = None,
         *,
         conv: Callable[..., nn.Module] = StandardisedConv,
         norm: Callable[[int], nn.Module] = group_norm,
@@ -86,7 +86,7 @@ class PreActivation(nn.Module):
     A stage's first block projects its input once that is normalised; the others add it as it came.
     """
 
-    def __init__(self, before: int, after: int, stride: int, drop_path: float = 0.0, *, first: bool):
+    def __init__(self, before: int, after: int, stride: int, drop_path: float | None = None, *, first: bool):
         super().__init__()
         inner = after // 4
         self.norm1, self.conv1 = group_norm(before), even_conv(before, inner, 1)

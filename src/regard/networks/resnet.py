@@ -7,7 +7,6 @@ everybody's weights have it); pictures of up to 64 pixels may keep their resolut
 paper's own CIFAR networks (section 4.2); the head starts at zero, as ViT's and BiT's do; stochastic depth.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network, Output
 from regard.networks.bit import Bottleneck, PreActivation, even_conv, group_norm
-from regard.nn import DropPath
+from regard.nn import DropPath, drop_rates
 
 # name: (kind, width, blocks, input side). resnet_nano is the paper's CIFAR network with n = 2.
 VARIANTS = {
@@ -48,7 +47,7 @@ class BatchNorm(nn.BatchNorm2d):
 class Basic(nn.Module):
     """Two 3 × 3 convolutions, the first with the stride, added to the input or its projection."""
 
-    def __init__(self, before: int, after: int, stride: int, drop_path: float = 0.0):
+    def __init__(self, before: int, after: int, stride: int, drop_path: float | None = None):
         super().__init__()
         self.conv1, self.norm1 = plain_conv(before, after, 3, stride), BatchNorm(after)
         self.conv2, self.norm2 = plain_conv(after, after, 3), BatchNorm(after)
@@ -65,7 +64,7 @@ class Basic(nn.Module):
         return F.relu(x + self.drop_path(y))
 
 
-def make_block(kind: str, before: int, after: int, stride: int, drop_path: float, first: bool) -> nn.Module:
+def make_block(kind: str, before: int, after: int, stride: int, drop_path: float | None, first: bool) -> nn.Module:
     """One block of the given kind; `first` of its stage."""
     if kind == "basic":
         return Basic(before, after, stride, drop_path)
@@ -100,7 +99,8 @@ class ResNet(Network):
         conv = even_conv if bit else plain_conv
         self.root = conv(config.channels, config.width, 3 if small else 7, 1 if small else 2)
         self.root_norm = None if bit else BatchNorm(config.width)
-        self.stages, before, rates = nn.Sequential(), config.width, self._drop_rates()
+        self.stages, before = nn.Sequential(), config.width
+        rates = iter(drop_rates(config.drop_path, sum(config.blocks)))
         for stage, count in enumerate(config.blocks):
             after, units = config.features // 2 ** (len(config.blocks) - 1 - stage), nn.Sequential()
             for number in range(count):
@@ -111,11 +111,6 @@ class ResNet(Network):
         self.norm = group_norm(config.features) if bit else None
         self.head = nn.Linear(config.features, config.classes)
         self.reset_parameters()
-
-    def _drop_rates(self) -> Iterator[float]:
-        """Stochastic depth rises linearly from 0 over the blocks."""
-        count = sum(self.config.blocks)
-        return iter([self.config.drop_path * n / max(count - 1, 1) for n in range(count)])
 
     def reset_parameters(self) -> None:
         """He et al., "Delving deep into rectifiers" (2015), for the convolutions; zeros for the head."""

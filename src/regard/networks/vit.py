@@ -22,7 +22,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network, Output
 from regard.networks.bit import HybridStem
-from regard.nn import ConvStem, EncoderBlock, GridPositions, PatchEmbed, recording, rotations
+from regard.nn import ConvStem, EncoderBlock, GridPositions, LastNorm, PatchEmbed, drop_rates, recording, rotations
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -95,14 +95,14 @@ class ViT(Network):
                 config.mlp,
                 norm=config.norm,
                 dropout=config.dropout,
-                drop_path=config.drop_path * layer / max(config.depth - 1, 1),
+                drop_path=rate,
                 layer_scale=config.layer_scale,
                 eps=config.eps,
                 axes=len(grid) if config.positions == "conditional" else 0,
             )
-            for layer in range(config.depth)
+            for rate in drop_rates(config.drop_path, config.depth)
         )
-        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.norm = LastNorm(width, eps=config.eps)
         self.head = self._make_head(config.classes, config.head)
         self.reset_parameters()
 

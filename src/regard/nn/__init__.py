@@ -9,7 +9,7 @@ from regard.nn.attention import (
     capture,
     recording,
 )
-from regard.nn.blocks import MLP, Activation, DropPath, EncoderBlock, LayerScale
+from regard.nn.blocks import MLP, Activation, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
 from regard.nn.decoder import DecoderBlock, Past
 from regard.nn.int8 import Int8Linear
 from regard.nn.multihead import MultiHeadAttention
@@ -39,6 +39,7 @@ __all__ = [
     "EncoderBlock",
     "GridPositions",
     "Int8Linear",
+    "LastNorm",
     "LayerScale",
     "MultiHeadAttention",
     "Past",
@@ -50,6 +51,7 @@ __all__ = [
     "attend_additive",
     "attention_weights",
     "capture",
+    "drop_rates",
     "patchify",
     "recording",
     "resample_grid",

@@ -45,22 +45,38 @@ class LayerScale(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth (Huang et al., 2016): in training a sample skips the branch with probability `rate`.
 
-    Surviving branches are divided by 1 - rate, so the expectation is that of evaluation.
+    Surviving branches are divided by 1 - rate, so the expectation is that of evaluation. Nothing is drawn for None.
     """
 
     rate: Tensor
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float | None):
         super().__init__()
-        self.active = rate > 0
-        # A tensor, not a number: blocks that differ only in their rate then share one compiled graph.
-        self.register_buffer("rate", torch.tensor(rate), persistent=False)
+        self.active = rate is not None
+        # A tensor, not a number: blocks that differ only in their rate, 0 too, then share one compiled graph.
+        self.register_buffer("rate", torch.tensor(rate or 0.0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.active:
             return x
         keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
         return x * (keep / (1.0 - self.rate)).to(x.dtype)
+
+
+def drop_rates(last: float, depth: int) -> list[float | None]:
+    """Of each of `depth` blocks, rising linearly from 0 to the last one's; None for all where that is 0.
+
+    >>> drop_rates(0.2, 3)
+    [0.0, 0.1, 0.2]
+    """
+    return [last * number / max(depth - 1, 1) if last else None for number in range(depth)]
+
+
+class LastNorm(nn.LayerNorm):
+    """A LayerNorm that can be compiled by itself, which torch leaves out of its own modules."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
 
 
 class EncoderBlock(nn.Module):
@@ -83,7 +99,7 @@ class EncoderBlock(nn.Module):
         inner_dropout: float | None = None,
         key_width: int | None = None,
         value_width: int | None = None,
-        drop_path: float = 0.0,
+        drop_path: float | None = None,
         layer_scale: float | None = None,
         eps: float = 1e-6,
         axes: int = 0,
