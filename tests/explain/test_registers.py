@@ -78,6 +78,15 @@ def test_an_added_register_only_takes_its_share_of_attention(model):
     torch.testing.assert_close(rest / rest.sum(-1, keepdim=True), old, atol=1e-5, rtol=1e-4)
 
 
+def test_registers_can_be_added_where_queries_and_keys_are_turned():
+    """They are not, nor do they change how the patches are."""
+    model = planted(rotary=True)
+    more = with_test_time_registers(model, [RegisterNeuron(0, 3, 0.0)], count=2)
+    assert more(X).logits.shape == (4, 5)
+    assert torch.equal(more.turns[:, 3:], model.turns[:, 1:])
+    assert (more.turns[0, :3] == 1).all()
+
+
 def test_the_largest_activation_is_what_moves():
     model = planted(registers=1)
     seen = []

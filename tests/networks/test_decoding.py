@@ -172,7 +172,11 @@ def test_the_best_of_many_words_are_those_of_topk(words):
 def test_beams_that_begin_alike_are_asked_once(make, cached, monkeypatch):
     model, source = make(), sentences(6, 3, 1, 8)
     assert model.config.target_words >= 8
+    kind = decoding._Cached if cached else decoding._Recomputed
+    words, step = [], kind.step
+    monkeypatch.setattr(kind, "step", lambda steps, new: words.append(new.shape[1]) or step(steps, new))
     asked = beam_search(model, source, beams=4, best=4, constant=6, cached=cached)
+    assert words == [1] + [4] * (len(words) - 1)
     monkeypatch.setattr(decoding.Search, "_unlike", lambda search: search.beams)
     each = beam_search(model, source, beams=4, best=4, constant=6, cached=cached)
     assert torch.equal(asked.words, each.words)

@@ -133,3 +133,9 @@ def test_the_product_of_two_turned_tells_how_far_apart_they_stand(grid, step):
     moved = [[n + s for n, s in zip(place, step, strict=True)] for place in (a, b)]
     torch.testing.assert_close(scores[*moved[0], *moved[1]], scores[*a, *b])
     assert (scores[*moved[0], *b] - scores[*a, *b]).abs() > 0.01
+
+
+def test_turning_keeps_double_precision():
+    x = torch.randn(1, 1, 6, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: turned(x, rotations((2, 3), 8)), x)
+    assert turned(x.bfloat16(), rotations((2, 3), 8)).dtype == torch.bfloat16

@@ -103,7 +103,28 @@ def test_a_recipe_changes_the_rates_and_not_the_shape(picture_folder, tmp_path):
     )
     config = regard.load(run.path).model.config
     assert (config.patch, config.width, config.pool, config.size) == ((4, 4), 64, "class", (16, 16))
+    assert not config.rotary
     assert config.drop_path == 0.1
+    assert run.read_json("config.json")["rotary"] == {"value": False, "origin": "weights"}
+
+
+def test_what_no_tensor_shows_is_kept_too(picture_folder, tmp_path):
+    """How norms stand, and that queries and keys are turned; asked for otherwise, they are refused."""
+    regard.save(small(rotary=True, norm="post"), tmp_path / "own.safetensors")
+    run = regard.train(picture_folder, weights=tmp_path / "own.safetensors", out=tmp_path / "run", **QUICK)
+    config = regard.load(run.path).model.config
+    assert (config.rotary, config.norm) == (True, "post")
+    assert run.read_json("config.json")["rotary"] == {"value": True, "origin": "weights"}
+    for asked in ({"rotary": False}, {"norm": "pre"}):
+        with pytest.raises(RegardError, match=f"{next(iter(asked))}: "):
+            regard.train(picture_folder, weights=run.path, out=tmp_path / "no", **QUICK | asked)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_resnet_starts_a_run_too(picture_folder, tmp_path):
+    first = regard.train(picture_folder, model="resnet_nano", out=tmp_path / "a", **QUICK)
+    second = regard.train(picture_folder, weights=first.path, out=tmp_path / "b", lr=0.0, **QUICK)
+    assert torch.equal(kept(first, "best")["root.weight"], kept(second)["root.weight"])
 
 
 def test_images_that_the_pretraining_saw_are_counted(picture_folder, tmp_path, capsys):

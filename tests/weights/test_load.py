@@ -146,6 +146,25 @@ def test_the_heads_of_every_variant_are_known_by_its_widths(name, tmp_path):
     assert made.config.heads == configure(name).heads
 
 
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({}, {"rotary": True}),
+        ({"rotary": True}, {"rotary": False}),
+        ({"positions": "none"}, {"positions": "sinusoidal"}),
+    ],
+)
+def test_what_no_tensor_shows_is_compared(held, asked, tmp_path):
+    save_own(model(**held), tmp_path / "own.safetensors")
+    with pytest.raises(RegardError, match=f"{next(iter(asked))}: {next(iter(asked.values()))} here"):
+        regard.create(weights=tmp_path / "own.safetensors", **asked)
+
+
+def test_turning_is_nothing_a_foreign_file_knows(file):
+    with pytest.raises(RegardError, match="rotary: True here, False in the file"):
+        regard.create(weights=file, rotary=True)
+
+
 def test_a_predictor_is_told_its_heads(tmp_path):
     save_file(timm_state(width=48), tmp_path / "w.safetensors")
     assert regard.load(tmp_path / "w.safetensors", "cpu", quiet=True, heads=3).model.config.heads == 3

@@ -85,6 +85,8 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
     if count:
         zeros = model.norm.weight.new_zeros(count, model.config.width)
         copy.registers = nn.Parameter(zeros if model.registers is None else torch.cat([model.registers, zeros]))
+        if model.turns is not None:
+            copy.turns = copy.turns_on(copy.positions.grid).to(model.turns)
     spare = slice(int(model.class_token is not None) + old, int(model.class_token is not None) + old + count)
     for layer in sorted({neuron.layer for neuron in neurons}):
         moved = [neuron.neuron for neuron in neurons if neuron.layer == layer]

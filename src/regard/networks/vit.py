@@ -86,7 +86,7 @@ class ViT(Network):
         self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
         grid = grid_of(config.size, config.patch)
         self.positions = GridPositions(config.positions, grid, width, prefix=int(classed))
-        self.register_buffer("turns", self._turns(grid) if config.rotary else None, persistent=False)
+        self.register_buffer("turns", self.turns_on(grid) if config.rotary else None, persistent=False)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             EncoderBlock(
@@ -147,7 +147,7 @@ class ViT(Network):
         tokens, grid = self.embed(x), grid_of(tuple(x.shape[2:]), self.config.patch)
         turns = self.turns
         if turns is not None and grid != self.positions.grid:
-            turns = self._turns(grid).to(x.device)
+            turns = self.turns_on(grid).to(x.device)
         alone = lean and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
@@ -174,7 +174,8 @@ class ViT(Network):
             tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
         return self.drop(tokens)
 
-    def _turns(self, grid: tuple[int, ...]) -> Tensor:
+    def turns_on(self, grid: tuple[int, ...]) -> Tensor:
+        """By what queries and keys of rotary positions are turned; prefix tokens are not."""
         prefix = int(self.config.pool == "class") + self.config.registers
         return rotations(grid, self.config.width // self.config.heads, prefix)
 

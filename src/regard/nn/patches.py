@@ -212,7 +212,7 @@ def turned(x: Tensor, turns: Tensor) -> Tensor:
     The product of two that are turned tells how far they stand apart, not where.
     """
     cosine, sine = turns[:, : x.shape[2]]
-    wide = x.float()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * cosine + wide.roll(x.shape[3] // 2, dims=-1) * sine).to(x.dtype)
 
 

@@ -72,7 +72,7 @@ def open_weights(
     called = called or name_of(target)
     differ = [
         f"{field}: {getattr(target, field)} here, {getattr(config, field)} in the file"
-        for field in ("patch", "heads", "norm")  # which shapes alone may not show
+        for field in ("patch", "heads", "norm", "positions", "rotary")  # which shapes alone may not show
         if getattr(config, field, None) != getattr(target, field, None)
     ]
     if differ := differ + _differences(state, _meta(called, to_dict(target), where)):

@@ -18,7 +18,7 @@ from regard.weights.notes import LoadReport
 
 SHAPE = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "stem",
-    "layer_scale",
+    "layer_scale", "norm", "rotary",
 )  # fmt: skip
 """What the weights decide about a run, unless asked otherwise; a recipe does not change it."""
 
@@ -33,7 +33,9 @@ class Start:
     @property
     def shape(self) -> dict[str, Any]:
         """The settings of a run that the weights decide."""
-        return {"model": self.checkpoint.model} | {name: self.checkpoint.config[name] for name in SHAPE}
+        return {"model": self.checkpoint.model} | {
+            name: self.checkpoint.config[name] for name in SHAPE if name in self.checkpoint.config
+        }
 
     def with_rates(self, config: RunConfig) -> Checkpoint:
         """The checkpoint with the run's dropout and stochastic depth, which no weights depend on."""
