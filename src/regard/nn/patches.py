@@ -199,7 +199,7 @@ def rotations(grid: tuple[int, ...], width: int, prefix: int = 0) -> Tensor:
             [0.5403, 0.9950, 0.5403, 0.9950]])
     """
     share = width // (2 * len(grid))
-    rates = 100.0 ** (-torch.arange(share, dtype=torch.float64) / max(share, 1))
+    rates = 100.0 ** (-torch.arange(share, dtype=torch.float64) / share)
     axes = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
     angles = torch.cat([axis.flatten()[:, None] * rates for axis in axes], dim=1)
     angles = F.pad(angles, (0, width // 2 - angles.shape[1], prefix, 0))

@@ -168,14 +168,9 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
             raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these have: {others}, regard")
     if len(config.size) != 2:
         raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
-    if config.norm == "post":
-        raise _inexpressible("norm='post'", target, "no other format has; keep it as regard")
-    if config.stem == "conv":
-        raise _inexpressible("stem='conv'", target, "no other format has; keep it as regard")
-    if config.positions == "conditional":
-        raise _inexpressible("positions='conditional'", target, "no other format has; keep it as regard")
-    if config.rotary:
-        raise _inexpressible("rotary=True", target, "no format here has; keep it as regard")
+    for field, own in {"norm": "post", "stem": "conv", "positions": "conditional", "rotary": True}.items():
+        if getattr(config, field) == own:
+            raise _inexpressible(f"{field}={own!r}", target, "no other format here has; keep it as regard")
     if config.pool == "mean" and target.needs_class:
         raise _inexpressible("pool='mean'", target, "these have: google, timm, regard")
     grid = grid_of(config.size, config.patch)

@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.config import RunConfig
+from regard.config import MODEL_FIELDS, RunConfig
 from regard.weights.checkpoint import Checkpoint
 from regard.weights.load import open_weights
 from regard.weights.notes import LoadReport
 
-SHAPE = (
-    "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "stem",
-    "layer_scale", "norm", "rotary",
-)  # fmt: skip
+RATES = "dropout", "drop_path"
+"""What no weights depend on."""
+SHAPE = tuple(name for name in MODEL_FIELDS if name not in RATES)
 """What the weights decide about a run, unless asked otherwise; a recipe does not change it."""
 
 
@@ -38,8 +37,8 @@ class Start:
         }
 
     def with_rates(self, config: RunConfig) -> Checkpoint:
-        """The checkpoint with the run's dropout and stochastic depth, which no weights depend on."""
-        rates = {name: getattr(config, name) for name in ("dropout", "drop_path")}
+        """The checkpoint with the run's dropout and stochastic depth."""
+        rates = {name: getattr(config, name) for name in RATES}
         said = {name: rate for name, rate in rates.items() if rate is not None}
         return replace(self.checkpoint, config=self.checkpoint.config | said)
 
