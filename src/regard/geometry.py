@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def three_quarters(size: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each side, in whole patches, and at least one.
+
+    >>> three_quarters((32, 224), (2, 16))
+    (24, 160)
+    """
+    return tuple(min(side, max(each, side * 3 // 4 // each * each)) for side, each in zip(size, patch, strict=True))
+
+
 def per_axis(value: int | tuple[int, ...], dims: int, name: str) -> tuple[int, ...]:
     """One number per axis from an int (the same on every axis) or a tuple of exactly `dims` numbers."""
     axes = (value,) * dims if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()

@@ -21,12 +21,13 @@ from regard.config import MODEL_FIELDS, Augment, Origin, RunConfig, change, make
 from regard.console import Progress, columns
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, keep_some, split, statistics
 from regard.data.feed import ImageFeed
-from regard.errors import RunError
+from regard.errors import ConfigError, RunError
 from regard.evaluation import Evaluation, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, attends, reported
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
+from regard.geometry import three_quarters
 from regard.networks import Network
 from regard.plan import Plan
 from regard.predictor import Predictor, build
@@ -35,6 +36,8 @@ from regard.tasks import Classification, Learning
 from regard.training import ALONE, Feed, History, State, Training, World, adapt, largest_batch, save_state
 from regard.version import __version__
 from regard.weights import Checkpoint, Run, Start, open_weights, save_checkpoint, write_text
+
+JUDGED = 2**22  # numbers of small pictures that a GPU judges at once
 
 
 @dataclass
@@ -76,8 +79,10 @@ class ImagePlan(Plan):
 
     def augmenter(self, augment: Augment) -> Augmenter:
         config, mean, std = self.config, self.preparation.mean, self.preparation.std
-        mixed = config.epochs - round(config.epochs * config.calm)
-        return Augmenter(augment, config.seed, mean, std, len(self.classes), mixed)
+        mixed, narrow = config.epochs - round(config.epochs * config.calm), round(config.epochs * config.narrow)
+        size = self.images.size
+        window = three_quarters(size, getattr(self.network.config, "patch", (1,) * len(size)))
+        return Augmenter(augment, config.seed, mean, std, len(self.classes), mixed, narrow, window)
 
     def feed(self, world: World) -> Feed:
         config = self.config
@@ -95,10 +100,13 @@ class ImagePlan(Plan):
         return ImageFeed(loader, self.augmenter(augment), self.device)
 
     def loader(self, part: str, world: World = ALONE) -> Loader:
+        # Small pictures are judged more at once: a GPU would wait for Python, which launches what it does.
+        usual, numbers = self.config.images_a_step, self.images.channels * math.prod(self.images.size)
+        most = max(usual, min(4 * usual, JUDGED // numbers)) if self.device.type == "cuda" else usual
         return Loader(
             self.images,
             self.part(part),
-            self.config.images_a_step,
+            most,
             workers=self.config.workers or 0,
             rank=world.rank,
             ranks=world.size,
@@ -135,6 +143,9 @@ def make_plan(
     model.checkpointing = config.checkpointing
     parameters = sum(p.numel() for p in model.parameters())
     adapt(model, config)
+    if config.narrow and not network.RESIZABLE:
+        do = "leave --narrow out, or choose another model"
+        raise ConfigError(f"{config.model} takes inputs of one size, and narrow would give it smaller ones", do=do)
     if splits is None:
         splits, note = split(found, config.split_seed, config.holdout)
         splits = [name if digest else "unreadable" for name, digest in zip(splits, found.digests, strict=True)]
@@ -357,6 +368,7 @@ def rehearse(plan: Plan, progress: Progress) -> str:
 
     count, few = plan.few()
     training = make_training(plan, few, Nowhere(), progress, ALONE)
+    training.history.epoch = plan.config.epochs  # the first ones may be narrow
     parts = [part for part, _, _ in itertools.islice(training.batches(), plan.config.accumulate)]
     plan.model.train()
     training.step.set_rate(0.0)

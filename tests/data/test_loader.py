@@ -1,11 +1,15 @@
 """Batches are the same whoever loads them."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from regard.data import Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
+from regard.config import Augment
+from regard.data import Augmenter, Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
+from regard.data.feed import ImageFeed
 from regard.data.loader import random_crop, simple_crop
 from regard.errors import DataError
 from tests.conftest import make_folder
@@ -50,6 +54,39 @@ def test_reading_goes_on_into_the_next_epoch_and_begins_anew_anywhere_else(pictu
         for x, y in zip(expected[:count], got, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(x[:3], y[:3], strict=True))
     ahead.close()
+
+
+def test_images_made_ahead_are_those_made_when_asked_for(picture_folder):
+    """Whichever epoch follows, wherever it begins and whether or not the one before was read to its end."""
+    images = Images(scan(open_source(picture_folder)), (12, 10), 3)
+    settings = Augment(crop="shift", flip=True, policy="trivial", mixup=0.5)
+
+    def feed(early):
+        augment = Augmenter(settings, 0, (0.5,) * 3, (0.25,) * 3, 3, narrow=2, window=(8, 6))
+        made = ImageFeed(Loader(images, list(range(24)), 5, shuffle=4), augment, torch.device("cpu"))
+        made.early = early
+        return made
+
+    ahead, plain = feed(True), feed(False)
+    for epoch, start, count in (
+        (1, 0, 5),
+        (2, 0, 5),
+        (3, 0, 2),
+        (4, 0, 5),
+        (4, 0, 5),
+        (5, 10, 3),
+        (6, 0, 5),
+        (7, 24, 0),
+    ):
+        expected = list(plain.epoch(epoch, start, iter))
+        got = list(itertools.islice(ahead.epoch(epoch, start, iter), count))
+        for ((x, targets, share), *rest), (theirs, *others) in zip(got, expected[:count], strict=True):
+            assert torch.equal(x, theirs[0])
+            assert x.shape[2:] == ((8, 6) if epoch <= 2 else (12, 10))
+            assert torch.equal(targets, theirs[1])
+            assert (share, rest) == (theirs[2], others)
+    assert ahead.next is not None
+    assert plain.next is None
 
 
 def test_each_epoch_is_a_new_order_of_every_sample(picture_folder):

@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "variation": (
         "How training images are varied.",
-        ("crop", "rotate", "zoom", "flip", "policy", "strength", "erase", "mixup", "cutmix", "calm"),
+        ("crop", "rotate", "zoom", "flip", "policy", "strength", "erase", "mixup", "cutmix", "calm", "narrow"),
     ),
     "machine": (
         "What changes the time a run takes, not what it learns.",

@@ -206,7 +206,8 @@ def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step
 class Augmenter:
     """From a batch of pixels to what the network trains on: augmented, normalised, with soft targets.
 
-    After the epoch `mixed`, images are no longer mixed with one another.
+    After the epoch `mixed`, images are no longer mixed with one another. Up to the epoch `narrow` only a `window` of
+    that size, in the middle, is left of each.
     """
 
     def __init__(
@@ -217,9 +218,11 @@ class Augmenter:
         std: tuple[float, ...],
         classes: int,
         mixed: float = math.inf,
+        narrow: int = 0,
+        window: tuple[int, ...] = (),
     ):
         self.config, self.seed, self.mean, self.std, self.classes = config, seed, mean, std, classes
-        self.mixed = mixed
+        self.mixed, self.narrow, self.window = mixed, narrow, window
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Each image by itself, so any number of them at once: the result does not depend on the others."""
@@ -228,7 +231,8 @@ class Augmenter:
         drawn[:, 2] = (uniforms(self.seed, 0, numbers.numpy(), 1, use=2)[:, 0] + epoch / 2) % 1
         u = torch.from_numpy(drawn).float()
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
-        return erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
+        x = erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
+        return middle(x, self.window) if epoch <= self.narrow else x
 
     def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """What is to be learnt of each image: one row a sample, of probabilities."""
@@ -240,6 +244,13 @@ class Augmenter:
 
     def __call__(self, images: Tensor, labels: Tensor, numbers: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         return self.mix(self.images(images, numbers, epoch), self.targets(labels, numbers, epoch), epoch, step)
+
+
+def middle(x: Tensor, window: tuple[int, ...]) -> Tensor:
+    """The middle of images (B, C, *size)."""
+    for axis, length in enumerate(window, start=2):
+        x = x.narrow(axis, (x.shape[axis] - length) // 2, length)
+    return x
 
 
 def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: str | torch.device = "cpu") -> Tensor:

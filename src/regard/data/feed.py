@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.data.augment import Augmenter
-from regard.data.loader import Loader
+from regard.data.loader import Batch, Loader
 from regard.data.text import TextLoader
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
@@ -29,6 +30,9 @@ class ImageFeed:
         self.loader, self.augment, self.device = loader, augment, device
         self.rows: int | None = -(-loader.batch // loader.order.ranks)
         """How many images a process has of a whole batch."""
+        self.early = device.type == "cuda" and loader.stacked is not None
+        """Whether images are augmented before they are asked for."""
+        self.next: tuple[int, Iterator[Batch]] | None = None
         loader.keep_on(device)
 
     def __len__(self) -> int:
@@ -36,19 +40,39 @@ class ImageFeed:
 
     def epoch(self, number: int, start: int, waited: Waited) -> Iterator[Portion]:
         """The epoch's batches from sample `start` on."""
+        batch = self.loader.batch
+        step, left = start // batch, len(self.loader.order.index) - start
+        for images, targets, samples, steps in self._ahead(number, start, waited):
+            sizes = [n for n, _ in steps]
+            parts = (images.split(sizes), targets.split(sizes), samples.split(sizes), steps)
+            for x, own, numbers, (_, share) in zip(*parts, strict=True):
+                yield (*self.augment.mix(x, own, number, step), share), numbers.tolist(), min(batch, left)
+                step, left = step + 1, left - batch
+
+    def _varied(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
+        """Groups of the epoch's batches, augmented, with what is to be learnt in place of labels."""
         loader, augment, device = self.loader, self.augment, self.device
         pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
         together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
-        step, left = start // loader.batch, len(loader.order.index) - start
         for some in waited(loader.epoch(number, together, start)):
             images = augment.images(some.images.to(device, non_blocking=True), some.numbers, number)
             labels = some.labels.to(device, non_blocking=True)
-            targets = augment.targets(labels, some.numbers, number)
-            sizes = [n for n, _ in some.steps]
-            parts = (images.split(sizes), targets.split(sizes), some.numbers.split(sizes), some.steps)
-            for x, own, numbers, (_, share) in zip(*parts, strict=True):
-                yield (*augment.mix(x, own, number, step), share), numbers.tolist(), min(loader.batch, left)
-                step, left = step + 1, left - loader.batch
+            yield Batch(images, augment.targets(labels, some.numbers, number), some.numbers, some.steps)
+
+    def _ahead(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
+        """The same; of images on a GPU each group is made while it still works on the one before, or the epoch."""
+        if self.next is None or (number, start) != (self.next[0], 0):
+            self.next = number, self._varied(number, start, waited)
+        groups, self.next = self.next[1], None
+        if not self.early:
+            yield from groups
+            return
+        for group, later in itertools.pairwise(itertools.chain(groups, [None])):
+            assert group is not None
+            if later is None:
+                early = self._varied(number + 1, 0, waited)
+                self.next = number + 1, itertools.chain([next(early)], early)
+            yield group
 
     def close(self) -> None:
         self.loader.close()

@@ -41,6 +41,7 @@ class FullyConnected(Network):
     """
 
     REPEATED = (Hidden,)
+    RESIZABLE = False
 
     config: MLPConfig
 

@@ -22,7 +22,17 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network, Output
 from regard.networks.bit import HybridStem
-from regard.nn import ConvStem, EncoderBlock, GridPositions, LastNorm, PatchEmbed, drop_rates, recording, rotations
+from regard.nn import (
+    ConvStem,
+    EncoderBlock,
+    GridPositions,
+    LastNorm,
+    PatchEmbed,
+    drop_rates,
+    made_on,
+    recording,
+    rotations,
+)
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -147,7 +157,7 @@ class ViT(Network):
         tokens, grid = self.embed(x), grid_of(tuple(x.shape[2:]), self.config.patch)
         turns = self.turns
         if turns is not None and grid != self.positions.grid:
-            turns = self.turns_on(grid).to(x.device)
+            turns = made_on(x.device, lambda: self.turns_on(grid))
         alone = lean and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -117,6 +118,12 @@ def sinusoid_grid(grid: tuple[int, ...], width: int) -> Tensor:
     return F.pad(table, (0, width - table.shape[1]))
 
 
+def made_on(device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    """What `make` makes; on a GPU it is made there, for nothing can be sent to one while its step is recorded."""
+    with torch.device(device if device.type == "cuda" else "cpu"):
+        return make().to(device)
+
+
 def resample_grid(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
     """A table (Π old, width) of values on one grid, interpolated to another: (Π new, width).
 
@@ -182,7 +189,9 @@ class GridPositions(nn.Module):
                 dim=-1,
             ).flatten(0, -2)
         else:
-            table = self.fixed if grid == self.grid else sinusoid_grid(grid, self.width).to(tokens.device)
+            table = self.fixed
+            if grid != self.grid:
+                table = made_on(tokens.device, lambda: sinusoid_grid(grid, self.width))
         return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))
 
 

@@ -182,7 +182,7 @@ def free_folder(wish: str) -> str:
 
 _FOR_LABELS = (
     "smoothing", "rotate", "zoom", "policy", "erase", "mixup", "cutmix", "weights", "loss", "layer_decay", "freeze",
-    "lora", "strength", "calm",
+    "lora", "strength", "calm", "narrow",
 )  # fmt: skip
 _AT_LEAST = dict.fromkeys(("epochs", "batch", "accumulate", "steps", "images", "lora", "timeout"), 1) | dict.fromkeys(
     (
@@ -197,6 +197,7 @@ _BELOW = {
     "warmup": 1,
     "zoom": 1,
     "calm": 1,
+    "narrow": 1,
     "holdout": 0.5,
     "seed": 2**31,
     "split_seed": 2**31,

@@ -18,7 +18,7 @@ LARGE = 300_000  # pairs
 _FOR_IMAGES = (
     "weights", "images", "batch", "layer_decay", "freeze", "lora", "loss", "size", "channels", "patch", "pool",
     "rotary", "registers", "layer_scale", "stem", "drop_path", "crop", "rotate", "zoom", "flip", "policy", "strength",
-    "erase", "mixup", "cutmix", "calm", "workers",
+    "erase", "mixup", "cutmix", "calm", "narrow", "workers",
 )  # fmt: skip
 
 

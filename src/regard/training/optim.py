@@ -163,7 +163,6 @@ class Average:
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the model's weights with the average; a second call undoes it."""
-        for live, mean in zip(self.source, self.shadow, strict=True):
-            held = live.clone()
-            live.copy_(mean)
-            mean.copy_(held)
+        held = [live.clone() for live in self.source]
+        torch._foreach_copy_(self.source, self.shadow)
+        torch._foreach_copy_(self.shadow, held)
