@@ -48,7 +48,7 @@ def test_training_uses_bf16_and_compiles_by_itself(tmp_path):
     make_folder(tmp_path / "data", per_class=40, side=96)
     run = regard.train(
         tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=6, batch=16, policy="trivial", erase=0.2,
-        mixup=0.2, cutmix=0.2, drop_path=0.1, out=tmp_path / "run", quiet=True,
+        mixup=0.2, cutmix=0.2, drop_path=0.1, narrow=0.3, out=tmp_path / "run", quiet=True,
     )  # fmt: skip
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["device"] == {"value": "cuda", "origin": "auto"}
@@ -131,9 +131,10 @@ KINDS = ("learned", "sinusoidal", "axial", "conditional", "none")
 
 @pytest.mark.parametrize("fields", [*({"positions": kind} for kind in KINDS), {"rotary": True, "pool": "mean"}])
 def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
-    """The CUDA graph against plain steps: same batches (one of another size), same rates, nothing random."""
-    batches = [(torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()) for _ in range(8)]
-    batches[5] = batches[5][0][:3], batches[5][1][:3]
+    """CUDA graphs against plain steps: same batches (smaller ones first, once fewer), same rates, nothing random."""
+    sides = [12] * 6 + [16] * 8
+    batches = [(torch.randn(8, 3, side, side).cuda(), torch.rand(8, 4).cuda()) for side in sides]
+    batches[11] = batches[11][0][:3], batches[11][1][:3]
     ends = []
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -145,7 +146,7 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
             step.set_rate(1e-3 * (number + 1))
             losses.append(float(step.whole([(x, targets, 1.0)])[0]))
             average.update()
-        assert len(step.recorded) == compiled
+        assert len(step.recorded) == 2 * compiled
         average.swap()  # so that the average is compared, which has followed every step
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)

@@ -8,10 +8,11 @@ from regard import api
 from regard.config import Augment
 from regard.console import Progress
 from regard.data import Augmenter
-from regard.data.augment import _operations, _theta, _warp, erase, mix, move, vary
+from regard.data.augment import _operations, _theta, _warp, erase, middle, mix, move, vary
 from regard.data.random import order, uniforms
 from regard.data.three import jitter, three_augment
 from regard.errors import ConfigError
+from regard.geometry import three_quarters
 from regard.recipes.settle import settle
 from regard.runner import make_plan
 
@@ -128,6 +129,27 @@ def test_the_last_share_of_epochs_is_not_mixed(picture_folder):
         config, origins = settle(found, {"epochs": 10, "mixup": 0.2, "calm": calm, "model": "vit_nano"})
         last.append(make_plan(found, config, origins, Progress(True)).augmenter(Augment()).mixed)
     assert last == [10, 7]
+
+
+def test_the_first_share_of_epochs_sees_the_middle_of_what_was_moved(picture_folder):
+    whole, run = augmenter(STRONG["shift"]), augmenter(STRONG["shift"])
+    run.narrow, run.window = 2, (12, 8)
+    for epoch in (1, 2, 3):
+        full = whole.images(IMAGES, NUMBERS, epoch)
+        expected = full if epoch == 3 else full[:, :, 2:14, 4:12]
+        assert torch.equal(run.images(IMAGES, NUMBERS, epoch), expected)
+    found, made = api.check(picture_folder, quiet=True), []
+    for narrow in (0.0, 0.3):
+        config, origins = settle(found, {"epochs": 10, "narrow": narrow, "model": "vit_nano", "size": 32, "patch": 5})
+        plan = make_plan(found, config, origins, Progress(True))
+        made.append((plan.augmenter(Augment()).narrow, plan.augmenter(Augment()).window))
+    assert made == [(0, (20, 20)), (3, (20, 20))]
+
+
+def test_a_window_of_every_size_of_picture_and_volume_fits():
+    assert three_quarters((8, 100), (16, 16)) == (8, 64)  # a side of half a patch
+    assert three_quarters((32, 32, 20), (8, 8, 8)) == (24, 24, 8)
+    assert middle(torch.zeros(2, 1, 8, 100, 20), (8, 64, 8)).shape == (2, 1, 8, 64, 8)
 
 
 def test_cutmix_targets_are_the_areas():

@@ -137,6 +137,16 @@ def test_a_run_by_steps_takes_exactly_so_many(accumulate, tmp_path):
         regard.train("digits", steps=7, epochs=2, out=tmp_path / "d", quiet=True)
 
 
+def test_a_network_of_one_size_is_not_given_windows(tmp_path):
+    with pytest.raises(ConfigError, match="mlp_nano takes inputs of one size"):
+        regard.train("digits", model="mlp_nano", narrow=0.5, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    run = regard.train(
+        "digits", model="resnet_nano", narrow=0.5, epochs=2, images=40, explain=0, out=tmp_path / "other", quiet=True
+    )
+    assert len(run.read_rows("metrics.csv")) == 2
+
+
 def test_many_short_epochs_are_not_all_validated(tmp_path):
     settings = {"model": "mlp_nano", "width": 8, "images": 20, "batch": 20, "explain": 0, "quiet": True}
     rows = regard.train("digits", steps=310, out=tmp_path / "run", **settings).read_rows("metrics.csv")

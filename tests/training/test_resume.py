@@ -18,6 +18,7 @@ import regard
 import regard.training.loop as loop
 from regard.errors import ConfigError, DataError, RunError
 from regard.training import load_state
+from regard.training.step import Step
 from regard.training.stopping import WISH
 from tests.conftest import make_folder
 from tests.training.test_training import quick, use_sgd
@@ -25,7 +26,7 @@ from tests.training.test_training import quick, use_sgd
 SETTINGS = {
     "model": "vit_nano", "depth": 2, "epochs": 3, "batch": 4, "explain": 0, "size": 16, "device": "cpu",
     "crop": "resized", "flip": True, "policy": "trivial", "mixup": 0.3, "cutmix": 0.3, "dropout": 0.1, "drop_path": 0.2,
-    "optimizer": "muon",
+    "optimizer": "muon", "narrow": 0.4,
 }  # fmt: skip
 
 
@@ -319,3 +320,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(picture_folder, tmp_path, 
     assert "steps" in said
     assert "2 of 16 images" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_times_whole_pictures(picture_folder, tmp_path, monkeypatch):
+    sizes, whole = set(), Step.whole
+    monkeypatch.setattr(Step, "whole", lambda step, parts: (sizes.add(parts[0][0].shape[2:]), whole(step, parts))[1])
+    quick(picture_folder, tmp_path / "run", dry_run=True, narrow=0.9)
+    assert sizes == {(16, 16)}

@@ -15,6 +15,7 @@ from regard.data.text import TextLoader, Tokenizers
 from regard.metrics import Figure, perplexity, summarise_translation
 from regard.networks.decoding import Hypotheses, beam_search
 from regard.networks.recorded import RecordedSearch
+from regard.networks.rounded import packed
 from regard.networks.translator import Translator
 from regard.tasks import NextWord, Translated
 
@@ -48,12 +49,13 @@ class TranslationEvaluation:
 def make_search(
     model: Translator, device: torch.device, *, beams: int, penalty: float, best: int = 1, **limits: Any
 ) -> Callable[[Tensor], Hypotheses]:
-    """Beam search with these settings. On a GPU its step is recorded for each shape of sources, so keep it.
+    """Beam search with these settings, for weights that stay as they are. Keep it: on a GPU its step is recorded for
+    each shape of sources, on a CPU weights are packed.
 
     `limits` are `ratio` and `constant` of the search, where its own will not do.
     """
     options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best, **limits}
-    return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, model, **options)
+    return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, packed(model), **options)
 
 
 @torch.inference_mode()
