@@ -64,6 +64,26 @@ def test_a_search_with_packed_weights_finds_the_same(name, fields):
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
 
+def test_weights_that_are_moved_are_packed_anew():
+    layer, x = nn.Linear(24, 5), torch.randn(3, 24)
+    quick = PackedLinear(layer.weight, layer.bias)
+    torch.testing.assert_close(quick(x), layer(x))
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        layer.bias.add_(1)
+    torch.testing.assert_close(quick(x), layer(x))
+    layer.weight.data, layer.bias.data = torch.randn(5, 24), torch.randn(5)
+    torch.testing.assert_close(quick(x), layer(x))
+    model = regard.create("transformer_nano", vocabulary=50).eval()
+    search = make_search(model, torch.device("cpu"), beams=3, penalty=0.6, constant=6)
+    source = torch.randint(3, 50, (6, 9))
+    search(source)
+    model.load_state_dict(regard.create("transformer_nano", vocabulary=50).state_dict())
+    with torch.inference_mode():
+        found = search(source)
+    assert torch.equal(found.words, beam_search(model, source, beams=3, alpha=0.6, constant=6).words)
+
+
 def test_what_is_packed_shares_the_other_weights_and_int8_is_left_alone():
     model = regard.create("transformer_nano", vocabulary=50)
     other = packed(model)

@@ -49,8 +49,8 @@ class TranslationEvaluation:
 def make_search(
     model: Translator, device: torch.device, *, beams: int, penalty: float, best: int = 1, **limits: Any
 ) -> Callable[[Tensor], Hypotheses]:
-    """Beam search with these settings, for weights that stay as they are. Keep it: on a GPU its step is recorded for
-    each shape of sources, on a CPU weights are packed.
+    """Beam search with these settings. Keep it: on a GPU its step is recorded for each shape of sources, on a CPU
+    weights are packed.
 
     `limits` are `ratio` and `constant` of the search, where its own will not do.
     """

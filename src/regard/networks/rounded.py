@@ -25,9 +25,8 @@ def in_int8(model: Translator) -> Translator:
 
 
 def packed(model: Translator) -> Translator:
-    """A translator that gives the same answers sooner, on a CPU that can, and holds the linear layers' weights twice.
-
-    For weights that stay as they are: what is packed does not change with them. Other weights are shared.
+    """A translator that gives the same answers sooner, on a CPU that can. It shares all weights, which may be moved in
+    place, and holds those of linear layers a second time.
     """
     if model.scorer is not None or not can_pack(model):
         return model
