@@ -144,7 +144,7 @@ def make_plan(
     parameters = sum(p.numel() for p in model.parameters())
     adapt(model, config)
     if config.narrow and not network.RESIZABLE:
-        do = "leave --narrow out, or choose another model"
+        do = "give --narrow 0, or choose another model"
         raise ConfigError(f"{config.model} takes inputs of one size, and narrow would give it smaller ones", do=do)
     if splits is None:
         splits, note = split(found, config.split_seed, config.holdout)

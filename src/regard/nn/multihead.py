@@ -50,6 +50,7 @@ class MultiHeadAttention(Attention):
         With `turns` (see `rotations`) queries and keys tell where they stand; queries are then the first of the keys.
         """
         if keys is None and turns is not None and queries.is_cuda and queries.requires_grad:
+            # Three products: of one, a GPU would put the turned gradients side by side, which takes it longer.
             keys = values = queries
         if keys is None:
             q, k, v = self.project(queries)

@@ -24,6 +24,13 @@ def dress(ax: Any, x: str, y: str) -> None:
     ax.grid(color=GREY, alpha=0.25, linewidth=0.6)
 
 
+def name_curves(ax: Any, *names: tuple[str, str]) -> None:
+    """Names of curves, each in its colour, side by side above the axes: within, one would lie on a curve some day."""
+    for n, (text, colour) in enumerate(names):
+        side = "left" if n == 0 else "right" if n == len(names) - 1 else "center"
+        ax.text(n / max(1, len(names) - 1), 1.02, text, transform=ax.transAxes, ha=side, va="bottom", color=colour)
+
+
 def to_svg(figure: Any) -> str:
     """The figure as SVG that takes the colour of the text around it."""
     import matplotlib
@@ -44,8 +51,7 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     dot = "o" if len(rows) == 1 else ""
     left.plot(epochs, [float(row["train_loss"]) for row in rows], dot + "-", color=BLUE)
     left.plot(epochs, [float(row["val_loss"]) for row in rows], dot + "-", color=ORANGE)
-    for row, (name, colour) in enumerate((("train (augmented, smoothed)", BLUE), ("validation", ORANGE))):
-        left.text(0.97, 0.95 - 0.09 * row, name, transform=left.transAxes, ha="right", va="top", color=colour)
+    name_curves(left, ("train (augmented, smoothed)", BLUE), ("validation", ORANGE))
     dress(left, "epoch", "loss (nats)")
     left.set_ylim(bottom=0)
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
@@ -55,8 +61,7 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     if best_epoch:
         y = accuracy[epochs.index(best_epoch)]
         right.plot([best_epoch], [y], "o", color=GREEN)
-        label = f"kept: epoch {best_epoch}, {y:.2f} %"
-        right.text(0.97, 0.05, label, transform=right.transAxes, ha="right", va="bottom", color=GREEN)
+        name_curves(right, (f"kept: epoch {best_epoch}, {y:.2f} %", GREEN))
     return to_svg(figure)
 
 
@@ -66,13 +71,12 @@ def losses(rows: list[dict[str, str]], best_epoch: int | None, what: str, train:
     figure = canvas(5.6, 3.2, background="none")
     ax = figure.subplots()
     epochs, dot = [int(row["epoch"]) for row in rows], "o" if len(rows) == 1 else ""
-    for line, (column, name, colour) in enumerate((("train_loss", train, BLUE), ("val_loss", "validation", ORANGE))):
+    for column, colour in (("train_loss", BLUE), ("val_loss", ORANGE)):
         ax.plot(epochs, [float(row[column]) for row in rows], dot + "-", color=colour)
-        ax.text(0.97, 0.95 - 0.08 * line, name, transform=ax.transAxes, ha="right", va="top", color=colour)
     if best_epoch:
         ax.plot([best_epoch], [float(rows[epochs.index(best_epoch)]["val_loss"])], "o", color=GREEN)
-        label = f"kept: epoch {best_epoch}"
-        ax.text(0.97, 0.79, label, transform=ax.transAxes, ha="right", va="top", color=GREEN)
+    kept = [(f"kept: epoch {best_epoch}", GREEN)] * bool(best_epoch)
+    name_curves(ax, (train, BLUE), ("validation", ORANGE), *kept)
     dress(ax, "epoch", what)
     return to_svg(figure)
 

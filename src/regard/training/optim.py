@@ -163,6 +163,8 @@ class Average:
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the model's weights with the average; a second call undoes it."""
-        held = [live.clone() for live in self.source]
-        torch._foreach_copy_(self.source, self.shadow)
-        torch._foreach_copy_(self.shadow, held)
+        for n in range(0, len(self.source), 32):  # some at once: few launches, and little memory
+            live, mean = self.source[n : n + 32], self.shadow[n : n + 32]
+            held = [tensor.clone() for tensor in live]
+            torch._foreach_copy_(live, mean)
+            torch._foreach_copy_(mean, held)
