@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from regard.config import RunConfig
 from regard.evaluation.translate import make_search
-from regard.networks.rounded import in_int8
+from regard.networks.products import in_int8
 from regard.networks.transformer import Transformer, configure
 from regard.tasks import NextWord
 from regard.training.step import Step, mixed

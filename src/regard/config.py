@@ -344,8 +344,8 @@ class RunConfig:
     calm: float = 0.0
     """Share of the epochs, at the end and in whole ones, without mixup and CutMix: pictures as they will be met."""
     narrow: float = 0.0
-    """Share of the epochs, at the beginning and in whole ones, that see the middle three quarters of each side: nearly
-    half of the work. Pictures are moved before, so with --crop shift the window lies anywhere."""
+    """Share of the epochs, at the beginning and in whole ones, that see the middle three quarters of each side (in
+    whole patches): little more than half of the work. Pictures are moved before, by --crop shift to anywhere."""
     checkpointing: bool = False
     """Recompute activations: less memory, more time. Not together with compile."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

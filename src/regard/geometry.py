@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def three_quarters(size: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
-    """Of each side, in whole patches, and at least one.
+    """Of each side, in whole patches, and at least two of them or all there is.
 
-    >>> three_quarters((32, 224), (2, 16))
-    (24, 160)
+    >>> three_quarters((32, 224, 16), (2, 16, 8))
+    (24, 160, 16)
     """
-    return tuple(min(side, max(each, side * 3 // 4 // each * each)) for side, each in zip(size, patch, strict=True))
+    return tuple(min(side, max(2 * each, side * 3 // 4 // each * each)) for side, each in zip(size, patch, strict=True))
 
 
 def per_axis(value: int | tuple[int, ...], dims: int, name: str) -> tuple[int, ...]:

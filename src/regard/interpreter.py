@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from regard.evaluation import make_search, translate_all
 from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
 from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
-from regard.networks.rounded import in_int8, packed
+from regard.networks.products import in_int8, packed
 from regard.networks.translator import Translator
 from regard.tasks import Translated
 from regard.weights import Run, is_marian, open_marian, open_text
@@ -56,11 +55,6 @@ class Interpreter:
         self.model.to(device).eval()
         self.searches: dict[tuple[int, float, int], Callable[[Tensor], Hypotheses]] = {}
         """By beams, penalty and how many are asked for: what they have recorded serves the next sentences too."""
-
-    @cached_property
-    def quick(self) -> Translator:
-        """The model for searches; on a CPU its weights are packed, once for all of them."""
-        return packed(self.model)
 
     @staticmethod
     def open(path: str | Path, device: torch.device, average: int = 0, int8: bool = False) -> Interpreter:
@@ -104,7 +98,7 @@ class Interpreter:
         beams = max(BEAMS, best) if beams is None else beams
         key, waiting = (beams, penalty, best), iter(texts)
         if key not in self.searches:
-            self.searches[key] = make_search(self.quick, self.device, beams=beams, penalty=penalty, best=best)
+            self.searches[key] = make_search(self.model, self.device, beams=beams, penalty=penalty, best=best)
         while some := [text.strip() for text in islice(waiting, together)]:
             full = [text for text in some if text]
             found = iter(
@@ -118,7 +112,7 @@ class Interpreter:
         rows = torch.tensor(self.tokenizers.source.encode([text.strip()], end=True), device=self.device)
         words: list[int] = []
         said = ""
-        for word in stream(self.quick, rows):
+        for word in stream(packed(self.model), rows):
             words.append(int(word[0]))
             whole = self.tokenizers.target.decode(words)
             # Some bytes of a character are no character yet.

@@ -21,7 +21,7 @@ from regard.config import MODEL_FIELDS, Augment, Origin, RunConfig, change, make
 from regard.console import Progress, columns
 from regard.data import Augmenter, Images, Loader, Preparation, Scan, fit_loses, keep_some, split, statistics
 from regard.data.feed import ImageFeed
-from regard.errors import ConfigError, RunError
+from regard.errors import RunError
 from regard.evaluation import Evaluation, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, attends, reported
@@ -79,7 +79,8 @@ class ImagePlan(Plan):
 
     def augmenter(self, augment: Augment) -> Augmenter:
         config, mean, std = self.config, self.preparation.mean, self.preparation.std
-        mixed, narrow = config.epochs - round(config.epochs * config.calm), round(config.epochs * config.narrow)
+        mixed = config.epochs - round(config.epochs * config.calm)
+        narrow = min(round(config.epochs * config.narrow), config.epochs - 1)  # the last one sees whole pictures
         size = self.images.size
         window = three_quarters(size, getattr(self.network.config, "patch", (1,) * len(size)))
         return Augmenter(augment, config.seed, mean, std, len(self.classes), mixed, narrow, window)
@@ -143,9 +144,6 @@ def make_plan(
     model.checkpointing = config.checkpointing
     parameters = sum(p.numel() for p in model.parameters())
     adapt(model, config)
-    if config.narrow and not network.RESIZABLE:
-        do = "give --narrow 0, or choose another model"
-        raise ConfigError(f"{config.model} takes inputs of one size, and narrow would give it smaller ones", do=do)
     if splits is None:
         splits, note = split(found, config.split_seed, config.holdout)
         splits = [name if digest else "unreadable" for name, digest in zip(splits, found.digests, strict=True)]

@@ -139,17 +139,17 @@ def test_the_first_share_of_epochs_sees_the_middle_of_what_was_moved(picture_fol
         expected = full if epoch == 3 else full[:, :, 2:14, 4:12]
         assert torch.equal(run.images(IMAGES, NUMBERS, epoch), expected)
     found, made = api.check(picture_folder, quiet=True), []
-    for narrow in (0.0, 0.3):
-        config, origins = settle(found, {"epochs": 10, "narrow": narrow, "model": "vit_nano", "size": 32, "patch": 5})
-        plan = make_plan(found, config, origins, Progress(True))
+    for narrow, epochs in ((0.0, 10), (0.3, 10), (0.9, 2), (0.9, 1)):
+        settings = {"epochs": epochs, "narrow": narrow, "model": "vit_nano", "size": 32, "patch": 5}
+        plan = make_plan(found, *settle(found, settings), Progress(True))
         made.append((plan.augmenter(Augment()).narrow, plan.augmenter(Augment()).window))
-    assert made == [(0, (20, 20)), (3, (20, 20))]
+    assert made == [(n, (20, 20)) for n in (0, 3, 1, 0)]
 
 
 def test_a_window_of_every_size_of_picture_and_volume_fits():
     assert three_quarters((8, 100), (16, 16)) == (8, 64)  # a side of half a patch
-    assert three_quarters((32, 32, 20), (8, 8, 8)) == (24, 24, 8)
-    assert middle(torch.zeros(2, 1, 8, 100, 20), (8, 64, 8)).shape == (2, 1, 8, 64, 8)
+    assert three_quarters((32, 32, 20), (8, 8, 8)) == (24, 24, 16)
+    assert middle(torch.zeros(2, 1, 8, 100, 20), (8, 64, 16)).shape == (2, 1, 8, 64, 16)
 
 
 def test_cutmix_targets_are_the_areas():

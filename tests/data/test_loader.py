@@ -64,6 +64,7 @@ def test_images_made_ahead_are_those_made_when_asked_for(picture_folder):
     def feed(early):
         augment = Augmenter(settings, 0, (0.5,) * 3, (0.25,) * 3, 3, narrow=2, window=(8, 6))
         made = ImageFeed(Loader(images, list(range(24)), 5, shuffle=4), augment, torch.device("cpu"))
+        assert not made.early  # on a CPU
         made.early = early
         return made
 

@@ -373,3 +373,9 @@ def test_all_blocks_share_one_compiled_graph():
     for _ in range(2):
         model(torch.randn(4, 3, 16, 24), lean=True)
     assert len(graphs) == 3
+
+
+@pytest.mark.parametrize("fields", [{"positions": "sinusoidal"}, {"positions": "none", "rotary": True}])
+def test_another_size_breaks_no_graph(fields):
+    model, x = regard.create("vit_nano", classes=3, size=16, **fields).eval(), torch.randn(2, 3, 12, 16)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x).tokens, model(x).tokens)

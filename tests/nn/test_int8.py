@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regard.networks.decoding import beam_search
-from regard.networks.rounded import in_int8
+from regard.networks.products import in_int8
 from regard.nn import Int8Linear
 from regard.nn import int8 as module
 from tests.networks.test_decoding import KINDS

@@ -6,6 +6,7 @@ from torch import nn
 
 import regard
 from regard.errors import ConfigError
+from regard.recipes.settle import settle
 from regard.training import Muon, make_optimizers
 from regard.training.optim import orthogonalised
 
@@ -141,6 +142,10 @@ def test_a_network_of_one_size_is_not_given_windows(tmp_path):
     with pytest.raises(ConfigError, match="mlp_nano takes inputs of one size"):
         regard.train("digits", model="mlp_nano", narrow=0.5, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+    found = regard.check("digits", quiet=True)
+    for model, narrow in (("mlp_nano", (0.0, "default")), ("resnet_nano", (0.6, "recipe"))):
+        config, origins = settle(found, {"recipe": "cifar", "model": model})
+        assert (config.narrow, origins["narrow"]) == narrow
     run = regard.train(
         "digits", model="resnet_nano", narrow=0.5, epochs=2, images=40, explain=0, out=tmp_path / "other", quiet=True
     )

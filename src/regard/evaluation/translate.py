@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.data.text import TextLoader, Tokenizers
 from regard.metrics import Figure, perplexity, summarise_translation
 from regard.networks.decoding import Hypotheses, beam_search
+from regard.networks.products import packed
 from regard.networks.recorded import RecordedSearch
-from regard.networks.rounded import packed
 from regard.networks.translator import Translator
 from regard.tasks import NextWord, Translated
 
@@ -49,13 +49,16 @@ class TranslationEvaluation:
 def make_search(
     model: Translator, device: torch.device, *, beams: int, penalty: float, best: int = 1, **limits: Any
 ) -> Callable[[Tensor], Hypotheses]:
-    """Beam search with these settings. Keep it: on a GPU its step is recorded for each shape of sources, on a CPU
-    weights are packed.
+    """Beam search with these settings. On a GPU its step is recorded for each shape of sources, so keep it.
 
     `limits` are `ratio` and `constant` of the search, where its own will not do.
     """
     options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best, **limits}
-    return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, packed(model), **options)
+    return RecordedSearch(model, **options) if device.type == "cuda" else partial(_search_packed, model, **options)
+
+
+def _search_packed(model: Translator, source: Tensor, **options: Any) -> Hypotheses:
+    return beam_search(packed(model), source, **options)
 
 
 @torch.inference_mode()

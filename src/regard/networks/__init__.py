@@ -27,9 +27,6 @@ class Network(nn.Module):
     PLACED: ClassVar[bool] = False
     """Whether the tokens of its output stand where the token map says."""
 
-    RESIZABLE: ClassVar[bool] = True
-    """Whether it takes inputs of other sizes than the configured one."""
-
     config: Any
     """Its frozen dataclass of settings."""
     loaded: Any = None

@@ -41,7 +41,6 @@ class FullyConnected(Network):
     """
 
     REPEATED = (Hidden,)
-    RESIZABLE = False
 
     config: MLPConfig
 

@@ -22,17 +22,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of, per_axis
 from regard.networks import Network, Output
 from regard.networks.bit import HybridStem
-from regard.nn import (
-    ConvStem,
-    EncoderBlock,
-    GridPositions,
-    LastNorm,
-    PatchEmbed,
-    drop_rates,
-    made_on,
-    recording,
-    rotations,
-)
+from regard.nn import ConvStem, EncoderBlock, GridPositions, LastNorm, PatchEmbed, drop_rates, recording, rotations
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -157,7 +147,7 @@ class ViT(Network):
         tokens, grid = self.embed(x), grid_of(tuple(x.shape[2:]), self.config.patch)
         turns = self.turns
         if turns is not None and grid != self.positions.grid:
-            turns = made_on(x.device, lambda: self.turns_on(grid))
+            turns = self.turns_on(grid, x.device)
         alone = lean and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
@@ -184,10 +174,10 @@ class ViT(Network):
             tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
         return self.drop(tokens)
 
-    def turns_on(self, grid: tuple[int, ...]) -> Tensor:
+    def turns_on(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor:
         """By what queries and keys of rotary positions are turned; prefix tokens are not."""
         prefix = int(self.config.pool == "class") + self.config.registers
-        return rotations(grid, self.config.width // self.config.heads, prefix)
+        return rotations(grid, self.config.width // self.config.heads, prefix, device)
 
     def compiled(self) -> list[nn.Module]:
         whole = [self.norm] * (self.config.pool == "mean")  # of all tokens; else of one

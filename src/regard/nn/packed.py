@@ -26,7 +26,7 @@ def can_pack(model: nn.Module) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """y = x Wᵀ + b without gradients. The weights are held a second time, and packed anew when they have been moved.
+    """y = x Wᵀ + b without gradients, for weights that stay as they are. They are held a second time.
 
     >>> layer, x = nn.Linear(64, 8), torch.rand(2, 64)
     >>> if can_pack(layer):
@@ -36,28 +36,19 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__()
         self.weight, self.bias = weight, bias
-        self.sizes = [len(part) for part in weight.split(AT_ONCE if len(weight) > WIDE else len(weight))]
-        self._pack()
-
-    def _pack(self) -> None:
-        parts, self.at = self.weight.detach().split(self.sizes), self._where()
-        biases = [None] * len(parts) if self.bias is None else self.bias.detach().split(self.sizes)
+        parts = weight.detach().split(AT_ONCE if len(weight) > WIDE else len(weight))
+        self.sizes = [len(part) for part in parts]
+        biases = [None] * len(parts) if bias is None else bias.detach().split(self.sizes)
         self.packed = [(_OPERATORS._reorder_linear_weight(p), b) for p, b in zip(parts, biases, strict=True)]
-
-    def _where(self) -> tuple[int, ...]:
-        """What changes when the weights do, in place or to another one."""
-        return self.weight._version, *(t.data_ptr() for t in (self.weight, self.bias) if t is not None)
 
     @torch.no_grad()
     def forward(self, x: Tensor, room: Tensor | None = None) -> Tensor:
         """Of x (…, K); written into `room` (rows, N), where that is given."""
         if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
             return F.linear(x, self.weight, self.bias)
-        if self._where() != self.at:
-            self._pack()
         if room is None and len(self.packed) == 1:
             return self._product(x, *self.packed[0])
-        rows = x.flatten(0, -2)
+        rows = x.reshape(-1, x.shape[-1])
         out = rows.new_empty(len(rows), len(self.weight)) if room is None else room
         for place, part in zip(out.split(self.sizes, dim=1), self.packed, strict=True):
             place.copy_(self._product(rows, *part))

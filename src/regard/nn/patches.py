@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -105,23 +104,25 @@ def sinusoid(positions: Tensor, width: int) -> Tensor:
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    steps = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
+    rates = torch.exp(steps * (-math.log(10000.0) / width))
     angles = positions.double()[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()
 
 
-def sinusoid_grid(grid: tuple[int, ...], width: int) -> Tensor:
+def sinusoid_grid(grid: tuple[int, ...], width: int, device: torch.device | None = None) -> Tensor:
     """Sinusoids of each axis side by side (Π grid, width); channels that do not divide evenly stay zero."""
     share = width // (2 * len(grid)) * 2
-    axes = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
-    table = torch.cat([sinusoid(axis.flatten(), share) for axis in axes], dim=1)
-    return F.pad(table, (0, width - table.shape[1]))
+    table = torch.cat([sinusoid(axis, share) for axis in _places(grid, device)], dim=1)
+    return F.pad(table, (0, width - table.shape[1])).to(device)
 
 
-def made_on(device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` makes; on a GPU it is made there, for nothing can be sent to one while its step is recorded."""
-    with torch.device(device if device.type == "cuda" else "cpu"):
-        return make().to(device)
+def _places(grid: tuple[int, ...], device: torch.device | None) -> list[Tensor]:
+    """Where each token stands, axis by axis: (Π grid,) each. On a GPU they are made there, for nothing can be sent to
+    one while its step is recorded; for other devices, which may have no fp64, on the CPU."""
+    there = device if device is not None and device.type == "cuda" else None
+    axes = torch.meshgrid(*(torch.arange(n, device=there) for n in grid), indexing="ij")
+    return [axis.flatten() for axis in axes]
 
 
 def resample_grid(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
@@ -189,13 +190,11 @@ class GridPositions(nn.Module):
                 dim=-1,
             ).flatten(0, -2)
         else:
-            table = self.fixed
-            if grid != self.grid:
-                table = made_on(tokens.device, lambda: sinusoid_grid(grid, self.width))
+            table = self.fixed if grid == self.grid else sinusoid_grid(grid, self.width, tokens.device)
         return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))
 
 
-def rotations(grid: tuple[int, ...], width: int, prefix: int = 0) -> Tensor:
+def rotations(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.device | None = None) -> Tensor:
     """Cosines and sines of the angles by which `turned` turns a head's numbers: (2, prefix + Π grid, width).
 
     Rotary positions (Su et al., "RoFormer", 2021) on a grid, axis by axis (Heo et al., "Rotary position embedding for
@@ -207,12 +206,12 @@ def rotations(grid: tuple[int, ...], width: int, prefix: int = 0) -> Tensor:
     tensor([[1.0000, 1.0000, 1.0000, 1.0000],
             [0.5403, 0.9950, 0.5403, 0.9950]])
     """
-    share = width // (2 * len(grid))
-    rates = 100.0 ** (-torch.arange(share, dtype=torch.float64) / share)
-    axes = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
-    angles = torch.cat([axis.flatten()[:, None] * rates for axis in axes], dim=1)
+    share, places = width // (2 * len(grid)), _places(grid, device)
+    rates = 100.0 ** (-torch.arange(share, dtype=torch.float64, device=places[0].device) / share)
+    angles = torch.cat([place[:, None] * rates for place in places], dim=1)
     angles = F.pad(angles, (0, width // 2 - angles.shape[1], prefix, 0))
-    return torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)]).float()
+    turns = torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)])
+    return turns.float().to(device)
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:

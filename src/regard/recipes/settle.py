@@ -69,7 +69,7 @@ def settle(
     _check_family(config.model, settings)
     for name in _foreign_to(config.model, recipe):
         if name not in settings:
-            config = change(config, {name: None})
+            config = change(config, {name: getattr(kind(), name)})
             origins[name] = "default"
     for name, value in _from_data(config, scan).items():
         if getattr(config, name) in (None, "auto"):
@@ -96,14 +96,19 @@ def _check_family(model: str, settings: dict[str, Any]) -> None:
             raise ConfigError(f"{model} has no {name}", do=f"of its shape these can be set: {', '.join(own)}")
     if settings.get("checkpointing") and find_model(model).family != "vit":
         raise ConfigError(f"{model} cannot recompute its activations", do="leave --checkpointing to transformers")
+    if settings.get("narrow") and find_model(model).family == "mlp":
+        do = "leave --narrow out, or choose another model"
+        raise ConfigError(f"{model} takes inputs of one size, and narrow would give it smaller ones", do=do)
 
 
 def _foreign_to(model: str, recipe: RunConfig) -> list[str]:
-    """A recipe's settings that make no sense for this model: the shape of its own, where that is of another family."""
+    """A recipe's settings that make no sense for this model: the shape of its own, where that is of another family,
+    and windows, where that takes inputs of one size."""
     if find_model(model).family == find_model(recipe.model).family:
         return []
+    windows = ["narrow"] * (find_model(model).family == "mlp")
     shared = [name for name in ("size", "channels", "dropout", "drop_path") if name in _own_fields(model)]
-    return [name for name in MODEL_FIELDS if getattr(recipe, name) is not None and name not in shared]
+    return windows + [name for name in MODEL_FIELDS if getattr(recipe, name) is not None and name not in shared]
 
 
 def _fitting_recipe(scan: Scan) -> str:

@@ -25,10 +25,9 @@ def dress(ax: Any, x: str, y: str) -> None:
 
 
 def name_curves(ax: Any, *names: tuple[str, str]) -> None:
-    """Names of curves, each in its colour, side by side above the axes: within, one would lie on a curve some day."""
-    for n, (text, colour) in enumerate(names):
-        side = "left" if n == 0 else "right" if n == len(names) - 1 else "center"
-        ax.text(n / max(1, len(names) - 1), 1.02, text, transform=ax.transAxes, ha=side, va="bottom", color=colour)
+    """Names of curves, each in its colour, above the axes one below the other: within, one would lie on a curve."""
+    for n, (text, colour) in enumerate(reversed(names)):
+        ax.text(0.0, 1.02 + 0.085 * n, text, transform=ax.transAxes, va="bottom", color=colour)
 
 
 def to_svg(figure: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +26,25 @@ def in_int8(model: Translator) -> Translator:
     return _with(model, Int8Linear)
 
 
+_PACKED: WeakKeyDictionary[Translator, tuple[Any, Translator]] = WeakKeyDictionary()
+
+
 def packed(model: Translator) -> Translator:
-    """A translator that gives the same answers sooner, on a CPU that can. It shares all weights, which may be moved in
-    place, and holds those of linear layers a second time.
+    """A translator that gives the same answers sooner, on a CPU that can; else the model itself.
+
+    It shares the weights and holds those of linear layers a second time. Ask for it at every search: it is made once,
+    and anew when the model has changed. What is done to weights by way of `.data` and in place is the one thing that
+    torch does not tell.
     """
-    if model.scorer is not None or not can_pack(model):
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    if hooked or model.scorer is not None or not can_pack(model):
         return model
-    shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
-    return _with(copy.deepcopy(model, shared), PackedLinear)
+    state = [(id(p), p.data_ptr(), p._version) for p in model.parameters()]
+    made = _PACKED.get(model)
+    if made is None or made[0] != state:
+        shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
+        _PACKED[model] = made = state, _with(copy.deepcopy(model, shared), PackedLinear)
+    return made[1]
 
 
 @torch.no_grad()
