@@ -86,8 +86,8 @@ def test_images_made_ahead_are_those_made_when_asked_for(picture_folder):
             assert x.shape[2:] == ((8, 6) if epoch <= 2 else (12, 10))
             assert torch.equal(targets, theirs[1])
             assert (share, rest) == (theirs[2], others)
-    assert ahead.next is not None
-    assert plain.next is None
+    assert ahead.next
+    assert not plain.next
 
 
 def test_each_epoch_is_a_new_order_of_every_sample(picture_folder):

@@ -247,8 +247,8 @@ class Augmenter:
 
 
 def middle(x: Tensor, window: tuple[int, ...]) -> Tensor:
-    """The middle of images (B, C, *size)."""
-    for axis, length in enumerate(window, start=2):
+    """The middle of the last axes."""
+    for axis, length in enumerate(window, start=x.ndim - len(window)):
         x = x.narrow(axis, (x.shape[axis] - length) // 2, length)
     return x
 

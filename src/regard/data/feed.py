@@ -32,7 +32,8 @@ class ImageFeed:
         """How many images a process has of a whole batch."""
         self.early = device.type == "cuda" and loader.stacked is not None
         """Whether images are augmented before they are asked for."""
-        self.next: tuple[int, Iterator[Batch]] | None = None
+        self.next: dict[tuple[int, int], Iterator[Batch]] = {}
+        """By epoch and sample: what has been begun."""
         loader.keep_on(device)
 
     def __len__(self) -> int:
@@ -61,9 +62,7 @@ class ImageFeed:
 
     def _ahead(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
         """The same; of images on a GPU each group is made while it still works on the one before, or the epoch."""
-        if self.next is None or (number, start) != (self.next[0], 0):
-            self.next = number, self._varied(number, start, waited)
-        groups, self.next = self.next[1], None
+        groups, self.next = self.next.get((number, start)) or self._varied(number, start, waited), {}
         if not self.early:
             yield from groups
             return
@@ -71,7 +70,7 @@ class ImageFeed:
             assert group is not None
             if later is None:
                 early = self._varied(number + 1, 0, waited)
-                self.next = number + 1, itertools.chain([next(early)], early)
+                self.next = {(number + 1, 0): itertools.chain([next(early)], early)}
             yield group
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from regard.data.augment import normalise, to_float
+from regard.data.augment import middle, normalise, to_float
 from regard.data.random import order, uniforms
 from regard.data.scanner import CACHE_BYTES, Scan
 from regard.data.send import send
@@ -56,10 +56,8 @@ def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     if len(old) != len(size):
         raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
     scale = max(new / was for new, was in zip(size, old, strict=True))
-    for axis, (new, was) in enumerate(zip(size, old, strict=True), start=1):
-        length = min(was, max(1, round(new / scale)))
-        pixels = pixels.narrow(axis, (was - length) // 2, length)
-    return _resize(pixels, size)
+    fitting = tuple(min(was, max(1, round(new / scale))) for new, was in zip(size, old, strict=True))
+    return _resize(middle(pixels, fitting), size)
 
 
 def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:

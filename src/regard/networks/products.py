@@ -49,8 +49,10 @@ def packed(model: Translator) -> Translator:
 
 @torch.no_grad()
 def _with(model: Translator, linear: Callable[[Tensor, Tensor | None], nn.Module]) -> Translator:
-    """What recurs step by step (LSTM, GRU) stays as it is, and so do keys and values of the source, made once a
-    sentence."""
+    """The translator with `linear` in the place of its linear layers, and for the scores of words.
+
+    What recurs step by step (LSTM, GRU) stays as it is, and so do keys and values of the source, made once a sentence.
+    """
     across = [block.cross for block in model.modules() if isinstance(block, DecoderBlock)]
     whole = {id(attention.qkv) for attention in across} | {id(model.output)}
     for attention in across:

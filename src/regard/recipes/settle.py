@@ -96,7 +96,7 @@ def _check_family(model: str, settings: dict[str, Any]) -> None:
             raise ConfigError(f"{model} has no {name}", do=f"of its shape these can be set: {', '.join(own)}")
     if settings.get("checkpointing") and find_model(model).family != "vit":
         raise ConfigError(f"{model} cannot recompute its activations", do="leave --checkpointing to transformers")
-    if settings.get("narrow") and find_model(model).family == "mlp":
+    if settings.get("narrow") and _of_one_size(model):
         do = "leave --narrow out, or choose another model"
         raise ConfigError(f"{model} takes inputs of one size, and narrow would give it smaller ones", do=do)
 
@@ -106,9 +106,14 @@ def _foreign_to(model: str, recipe: RunConfig) -> list[str]:
     and windows, where that takes inputs of one size."""
     if find_model(model).family == find_model(recipe.model).family:
         return []
-    windows = ["narrow"] * (find_model(model).family == "mlp")
+    windows = ["narrow"] * _of_one_size(model)
     shared = [name for name in ("size", "channels", "dropout", "drop_path") if name in _own_fields(model)]
     return windows + [name for name in MODEL_FIELDS if getattr(recipe, name) is not None and name not in shared]
+
+
+def _of_one_size(model: str) -> bool:
+    """Whether it takes no inputs of another size than its own."""
+    return find_model(model).family == "mlp"
 
 
 def _fitting_recipe(scan: Scan) -> str:
