@@ -81,7 +81,7 @@ def main() -> None:
                 if form == "two processes" and name not in ("digits", "dates") or only and name not in only:
                     continue
                 out = Path(folder) / f"{name}-{form.split()[0]}"
-                run(words, out, processes=2 if form[0] == "t" else 1, stop_after=25 if form[0] == "i" else None)
+                run(words, out, processes=2 if form[0] == "t" else 1, stop_after=10 if form[0] == "i" else None)
                 files = [digest(out / "checkpoints" / f"{which}.safetensors") for which in ("last", "best")]
                 print(f"{name:12} {form:14}", *files, flush=True)
 
