@@ -36,10 +36,9 @@ def run(words: list[str], out: Path, processes: int = 1, stop_after: int | None 
     python = [sys.executable, "-m"]
     if processes > 1:
         python += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    settings = ["--device", "cpu", "--explain", "0", "--quiet", "--out", str(out), "--save-every", "0", "--workers", "0"]
-    settings = [word for word in settings if word not in ("--workers", "0") or words[1] != "dates"]
-    if words[1] == "dates":
-        settings += ["--save-every", "0"]
+    settings = ["--device", "cpu", "--explain", "0", "--quiet", "--out", str(out), "--save-every", "0"]
+    if words[1] == "digits":
+        settings += ["--workers", "0"]
     if stop_after is None:
         subprocess.run([*python, "regard", *words, *settings], check=True, stdout=sys.stderr)
         return
