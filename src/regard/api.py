@@ -2,58 +2,34 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard import registry
-from regard.config import CONFIGS, PretrainConfig, RunConfig, change, to_dict
-from regard.config_text import TranslateConfig
+from regard import registry, tasks
+from regard.config import to_dict
 from regard.console import Progress
-from regard.data import Preparation, Scan
-from regard.data.text import Corpus
+from regard.data import Preparation
+from regard.data.dataset import Dataset
 from regard.errors import ConfigError, DataError, did_you_mean
-from regard.evaluation import repeat
-from regard.measuring import check, compare, evaluate, load, load_images, look_at, probe, read
-from regard.networks import Network
-from regard.predictor import build
-from regard.pretraining import Pretraining, finish_pretraining
-from regard.recipes.settle import check_settings, pick_device, settle
-from regard.recipes.translation import check_text_settings
-from regard.runner import (
-    ImagePlan,
-    add_command,
-    environment,
-    finish,
-    fit,
-    is_finished,
-    kept_splits,
-    make_plan,
-    open_folder,
-    rehearse,
-    to_go_on,
-)
-from regard.training import History, joined, load_state
-from regard.translating import is_text, resume_text, train_text
-from regard.weights import (
-    Checkpoint,
-    Run,
-    is_marian,
-    name_of,
-    open_marian,
-    open_start,
-    open_weights,
-    save_checkpoint,
-    translates,
-)
+from regard.metrics import Comparison
+from regard.networks.base import Network
+from regard.run import using
+from regard.run.repeat import repeat
+from regard.run.runner import report, resume_run, start
+from regard.run.settle import pick_device
+from regard.task import Predictor, Result
+from regard.tasks.images import network_of
+from regard.weights import Checkpoint, Run, is_marian, name_of, open_marian, open_weights, save_checkpoint
 
 __all__ = [
-    "check", "compare", "create", "demo", "evaluate", "load", "load_images", "models", "pretrain", "probe", "resume",
-    "save", "train", "translates",
+    "check", "compare", "create", "demo", "evaluate", "load", "models", "pretrain", "probe", "report", "resume", "save",
+    "train",
 ]  # fmt: skip
+
+DEMOS = {"digits": "digits", "translate": "dates"}
+"""The data of each demo."""
 
 
 def models() -> list[dict[str, Any]]:
@@ -92,8 +68,8 @@ def create(
             raise ConfigError(
                 "neither a name nor weights say which model is meant", do="`regard models` lists the names"
             )
-        if classes is not None or registry.find(name).family in CONFIGS:
-            fields["classes"] = 1000 if classes is None else classes
+        if classes is not None:
+            fields["classes"] = classes
         return registry.build(name, **fields)
     if name is not None:
         registry.find(name)
@@ -108,7 +84,7 @@ def create(
     checkpoint, report = open_weights(weights, name, classes, **fields)
     for line in report.lines():
         Progress(quiet).say(line)
-    model = build(checkpoint)
+    model = network_of(checkpoint)
     model.loaded = report
     return model
 
@@ -146,10 +122,9 @@ def save(
 
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     """The whole way on embedded data: train, evaluate, explain, report."""
-    data = {"digits": "digits", "translate": "dates"}
-    if name not in data:
-        raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, data))
-    return train(data[name], quiet=quiet, **settings)
+    if name not in DEMOS:
+        raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, DEMOS))
+    return train(DEMOS[name], quiet=quiet, **settings)
 
 
 def train(
@@ -160,43 +135,24 @@ def train(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
-    found: Scan | Corpus | None = None,
+    dataset: Dataset | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a model on data and write a run folder; the keywords are those of `regard train --help`.
+    """Train a model on data and write a run folder; the keywords are the flags of `regard train DATA --help-all`.
 
-    `found` is what `check` has found in the same images: many runs need not read them many times.
-    With `resume`, a run that `out` already holds is gone on with. With `dry_run`, a step is made, the plan is
-    printed, and nothing is written. With `seeds`, that many runs from `seed` on in folders of their own, and the
-    mean and deviation of their figures in the summary.json of the folder around them. Under torchrun, all its
-    processes train one model.
+    `dataset` is what `check` returned for the same data: many runs need not read it many times. With `resume`, a run
+    that `out` already holds is resumed. With `dry_run`, one step is made, the plan is printed, and nothing is written.
+    With `seeds`, that many runs from `seed` on in folders of their own, and the mean and deviation of their figures in
+    the summary.json of the folder around them. Under torchrun, all its processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
     True
     """
+    options: dict[str, Any] = {"quiet": quiet, "command": command, "dataset": dataset}
     if seeds != 1:
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-        (check_text_settings if is_text(data, settings) else check_settings)(settings)
-
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise ConfigError("several seeds do not go with several processes", do="give --seed 0, 1, … one by one")
-
-        @cache
-        def images() -> Scan | Corpus | None:
-            """Read by the first run that needs them, and no more than once; sentences are read anew."""
-            return found if found is not None or is_text(data, settings) else look_at(data, Progress(quiet))
-
-        def once(seed: int, out: str) -> Run:
-            mine = settings | {"seed": seed, "out": out}
-            return train(data, quiet=quiet, command=command, resume=True, found=images(), **mine)
-
-        return repeat(once, str(data), settings, seeds, Progress(quiet))
-    if is_text(data, settings):
-        if found is not None:
-            raise ConfigError("found is for images; sentences are read anew", do="leave it out")
-        return train_text(data, settings, quiet, command, resume, dry_run)
-    return _start("train", RunConfig, data, settings, quiet, command, resume, dry_run, found)
+        return repeat(data, settings, seeds, **options)
+    return start("train", data, settings, resume=resume, dry_run=dry_run, **options)
 
 
 def pretrain(
@@ -216,58 +172,7 @@ def pretrain(
     >>> 0 < run.read_json("summary.json")["figures"]["reconstruction_loss"]["value"]
     True
     """
-    return _start("pretrain", PretrainConfig, data, settings, quiet, command, resume, dry_run)
-
-
-def _start(
-    name: str, kind: type[RunConfig], data: str | Path, settings: dict[str, Any], quiet: bool, command: str | None,
-    resume: bool, dry_run: bool, found: Scan | Corpus | None = None,
-) -> Run:  # fmt: skip
-    """A run of either kind, from its settings to its report."""
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    check_settings(settings, kind)
-    out = settings.get("out")
-    if to_go_on(out, resume):
-        changes = {name: settings[name] for name in _CHANGEABLE if name in settings}
-        return go_on(str(out), data=data, quiet=quiet, command=command, found=found, **changes)
-    asked = change(kind(), settings)
-    with joined(torch.device(pick_device(asked.device)), asked.timeout) as world:
-        progress = Progress(quiet or not world.first)
-        if out and world.first:
-            Run.require_new(Path(out))
-        found = read(data, found, progress, kind.labelled)
-        found.require_readable(asked.unreadable)
-        weights, classes = settings.get("weights"), len(found.source.classes)
-        start = open_start(weights, classes, settings) if weights else None
-        config, origins = settle(found, settings, start and start.shape, kind)
-        config = change(config, {"out": world.agree(config.out or "")})
-        plan = make_plan(found, config, origins, progress, _plan_of(config), start=start)
-        if dry_run:
-            print(rehearse(plan, progress))
-            return Run(Path(config.out or ""))
-        run = Run(Path(config.out or "").expanduser())
-        if world.first:
-            command = command or f"regard.{name}({str(data)!r}, **{settings!r})"
-            run = open_folder(plan, str(data), command, environment(plan.device), progress)
-        world.wait()
-        history = fit(run, plan, progress, world)
-    if world.first:
-        _finish(run, plan, history, progress)
-    return run
-
-
-def _plan_of(config: RunConfig) -> type[ImagePlan]:
-    return ImagePlan if config.labelled else Pretraining
-
-
-def _finish(run: Run, plan: ImagePlan, history: History, progress: Progress) -> None:
-    if isinstance(plan, Pretraining):
-        finish_pretraining(run, plan, history, progress)
-    else:
-        finish(run, plan, history, progress)
-
-
-_CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every", "shard")
+    return start("pretrain", data, settings, quiet=quiet, command=command, resume=resume, dry_run=dry_run)
 
 
 def resume(
@@ -276,10 +181,10 @@ def resume(
     data: str | Path | None = None,
     quiet: bool = False,
     command: str | None = None,
-    found: Scan | Corpus | None = None,
+    dataset: Dataset | None = None,
     **changes: Any,
 ) -> Run:
-    """Go on with a run that was stopped, exactly where it was; `data` if its data has been moved.
+    """Resume a run exactly where it was stopped; `data` if its data has been moved.
 
     Only what does not change the result may be changed: workers, device, nonfinite, timeout, explain, compile,
     save_every, shard.
@@ -288,30 +193,64 @@ def resume(
     >>> resume(run.path, quiet=True).path == run.path
     True
     """
-    for name in changes:
-        if name not in _CHANGEABLE:
-            raise ConfigError(f"{name} cannot be changed in a run that goes on", do=did_you_mean(name, _CHANGEABLE))
-    opened = Run.open(run)
-    stored, config, origins = opened.read_config()
-    config = change(config, changes)
-    if isinstance(config, TranslateConfig):
-        return resume_text(opened, stored if data is None else data, config, origins, changes, quiet, command)
-    with joined(torch.device(pick_device(config.device)), config.timeout) as world:
-        progress = Progress(quiet or not world.first)
-        if is_finished(opened, progress):
-            return opened
-        found = read(stored if data is None else data, found, progress, config.labelled)
-        splits = kept_splits(opened, found)
-        state = load_state(opened.checkpoint("state"))
-        weights, classes = config.weights, len(found.source.classes)
-        start = open_start(weights, classes, to_dict(config)) if weights and not state else None
-        plan = make_plan(found, config, origins, progress, _plan_of(config), start=start, splits=splits, state=state)
-        if world.first:
-            add_command(opened, command or f"regard.resume({str(run)!r}, **{changes!r})")
-        history = fit(opened, plan, progress, world, state)
-    if world.first:
-        _finish(opened, plan, history, progress)
-    return opened
+    return resume_run(run, data=data, dataset=dataset, quiet=quiet, command=command, changes=changes)
 
 
-go_on = resume  # for `train`, whose keyword has the same name
+def load(path: str | Path, device: str = "auto", quiet: bool = False, **options: Any) -> Predictor:
+    """A predictor, from a run folder (its best weights) or a weights file of any known format; on a GPU if there is one.
+
+    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: `heads` for image weights that do
+    not say how many they have; `average` for a translator that kept so many epochs: the mean of their weights.
+    """
+    return using.load(path, device, Progress(quiet), **options)
+
+
+def check(data: str | Path, quiet: bool = False, **settings: Any) -> Dataset:
+    """Read every sample once; `describe()` of the result says what is there and what is wrong with it.
+
+    `settings` as for `train` say what the data is, where its files do not: `source` and `target` of parallel text.
+
+    >>> dataset = check("digits", quiet=True)
+    >>> len(dataset), dataset.duplicates()
+    (1797, [])
+    """
+    return using.check(data, Progress(quiet), **settings)
+
+
+def evaluate(
+    run: str | Path, data: str | Path, *, split: str | None = None, quiet: bool = False, **options: Any
+) -> Result:
+    """Figures of a trained model on data.
+
+    Which samples: those of `split`, or "all". If not said, the test split if the data has one, else everything, but
+    never a sample that the run trained on or chose its weights by. Options by task: of images `mirror`, the mean over
+    each image and its mirror image; of sentences `beam_size` and `length_penalty`.
+    """
+    return using.evaluate(run, data, split=split, quiet=quiet, **options)
+
+
+def compare(first: str | Path, *others: str | Path) -> dict[str, dict[str, Comparison]]:
+    """Whether other runs are better than a first one: paired tests on the samples that all were tested on.
+
+    By run and figure: the difference with a 95 % interval, and p values.
+    """
+    return using.compare(first, *others)
+
+
+def probe(run: str | Path, data: str | Path, **options: Any) -> Any:
+    """How good a network's features are on data, without training it: few-shot, linear and nearest-neighbour probes.
+
+    Options: `methods`, `shots` (training images per class), `draws`, `neighbours`, `seed`, `batch_size`, `out` (a new
+    folder for probe.json, probe.csv and probe.svg), `quiet`, and fields of the config such as `size` or `heads`.
+
+    >>> import regard
+    >>> weights = regard.save(regard.create("vit_nano"), tmp / "random.safetensors")
+    >>> result = probe(weights, "digits", shots=[1, 5], draws=2, quiet=True)
+    >>> [(row.probe, row.shots) for row in result.rows]
+    [('few_shot', 1), ('few_shot', 5), ('linear', None), ('neighbours', None)]
+    """
+    entry, _ = tasks.choose(data, {})
+    task = entry.load()
+    if not hasattr(task, "probe"):
+        raise ConfigError(f"probes need images with labels, and this data is for {entry.name}", where=data)
+    return task.probe(run, data, device=torch.device(pick_device("auto")), **options)  # pyright: ignore

@@ -24,7 +24,7 @@ def make(cls: type[T], values: dict[str, Any], where: object = None) -> T:
     for key in values:
         if key not in names:
             raise ConfigError(f"{cls.__name__} has no field {key!r}", where=where, do=did_you_mean(key, names))
-    checked = {key: _fit(value, hints[key], f"{cls.__name__}.{key}", where) for key, value in values.items()}
+    checked = {key: fit_value(value, hints[key], f"{cls.__name__}.{key}", where) for key, value in values.items()}
     return cls(**checked)
 
 
@@ -52,7 +52,7 @@ def read_json(path: Path, most: int = 2**24) -> Any:
         raise RunError(f"not a JSON file: {error}", where=path) from None
 
 
-def _fit(value: Any, hint: Any, name: str, where: object) -> Any:
+def fit_value(value: Any, hint: Any, name: str, where: object) -> Any:
     """`value` as the hinted type, if it is one or can be read as one without loss; otherwise an error."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -60,7 +60,7 @@ def _fit(value: Any, hint: Any, name: str, where: object) -> Any:
     if origin in (Union, types.UnionType):
         for option in args:
             try:
-                return _fit(value, option, name, where)
+                return fit_value(value, option, name, where)
             except ConfigError:
                 continue
     elif origin is Literal:
@@ -72,7 +72,7 @@ def _fit(value: Any, hint: Any, name: str, where: object) -> Any:
         if isinstance(value, (list, tuple)):
             inner = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
             if len(inner) == len(value):
-                return tuple(_fit(v, h, name, where) for v, h in zip(value, inner, strict=True))
+                return tuple(fit_value(v, h, name, where) for v, h in zip(value, inner, strict=True))
     elif hint is float and type(value) is int and abs(value) <= 2**53:
         return float(value)
     elif hint is type(None):

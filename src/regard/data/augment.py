@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.config import Augment
 from regard.data.random import uniforms
 from regard.data.send import send
 from regard.data.three import three_augment
 from regard.errors import ConfigError
+from regard.settings import Augment
 
 _Operation = Callable[[Tensor, Tensor], Tensor]
 
@@ -242,6 +242,10 @@ class Augmenter:
         """The images of a batch with one another, and their targets."""
         return mix(x, targets, self.config, self.seed, epoch, step) if epoch <= self.mixed else (x, targets)
 
+    def named(self, x: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Inputs and targets by name."""
+        return {"image": x}, {"probabilities": targets}
+
     def __call__(self, images: Tensor, labels: Tensor, numbers: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         return self.mix(self.images(images, numbers, epoch), self.targets(labels, numbers, epoch), epoch, step)
 
@@ -270,6 +274,9 @@ class Masker(Augmenter):
     def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], patches: int):
         super().__init__(config, seed, mean, std, classes=0)
         self.patches = patches
+
+    def named(self, x: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {"image": x}, {"patch_order": targets}
 
     def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         return patch_order(self.seed, epoch, numbers, self.patches, labels.device)

@@ -1,4 +1,4 @@
-"""What training is fed with: the batches of an epoch, varied, as tensors on the device."""
+"""Batches for training: those of an epoch, augmented, as tensors on the device."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from regard.data.augment import Augmenter
-from regard.data.loader import Batch, Loader
+from regard.data.batch import Batch
+from regard.data.loader import ImageBatch, Loader
 from regard.data.text import TextLoader
 
 AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
-
-Portion: TypeAlias = tuple[tuple[Tensor, Tensor, float], list[int], int]
-"""Inputs, targets and share of a batch that processes divide; which samples these are; how many the whole batch has."""
 
 Waited: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """The same batches, with the time counted in which there was none."""
@@ -32,14 +29,14 @@ class ImageFeed:
         """How many images a process has of a whole batch."""
         self.early = device.type == "cuda" and loader.stacked is not None
         """Whether images are augmented before they are asked for."""
-        self.next: dict[tuple[int, int], Iterator[Batch]] = {}
+        self.next: dict[tuple[int, int], Iterator[ImageBatch]] = {}
         """By epoch and sample: what has been begun."""
         loader.keep_on(device)
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def epoch(self, number: int, start: int, waited: Waited) -> Iterator[Portion]:
+    def epoch(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
         """The epoch's batches from sample `start` on."""
         batch = self.loader.batch
         step, left = start // batch, len(self.loader.order.index) - start
@@ -47,10 +44,12 @@ class ImageFeed:
             sizes = [n for n, _ in steps]
             parts = (images.split(sizes), targets.split(sizes), samples.split(sizes), steps)
             for x, own, numbers, (_, share) in zip(*parts, strict=True):
-                yield (*self.augment.mix(x, own, number, step), share), numbers.tolist(), min(batch, left)
+                mixed, wanted = self.augment.mix(x, own, number, step)
+                inputs, targets = self.augment.named(mixed, wanted)
+                yield Batch(inputs, targets, numbers.tolist(), share, min(batch, left))
                 step, left = step + 1, left - batch
 
-    def _varied(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
+    def _varied(self, number: int, start: int, waited: Waited) -> Iterator[ImageBatch]:
         """Groups of the epoch's batches, augmented, with what is to be learnt in place of labels."""
         loader, augment, device = self.loader, self.augment, self.device
         pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
@@ -58,9 +57,9 @@ class ImageFeed:
         for some in waited(loader.epoch(number, together, start)):
             images = augment.images(some.images.to(device, non_blocking=True), some.numbers, number)
             labels = some.labels.to(device, non_blocking=True)
-            yield Batch(images, augment.targets(labels, some.numbers, number), some.numbers, some.steps)
+            yield ImageBatch(images, augment.targets(labels, some.numbers, number), some.numbers, some.steps)
 
-    def _ahead(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
+    def _ahead(self, number: int, start: int, waited: Waited) -> Iterator[ImageBatch]:
         """The same; of images on a GPU each group is made while it still works on the one before, or the epoch."""
         groups, self.next = self.next.get((number, start)) or self._varied(number, start, waited), {}
         if not self.early:
@@ -87,13 +86,14 @@ class TextFeed:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def epoch(self, number: int, start: int, waited: Waited) -> Iterator[Portion]:
+    def epoch(self, number: int, start: int, waited: Waited) -> Iterator[Batch]:
         """The epoch's batches from pair `start` on."""
         padding = self.loader.pairs.tokenizers.target.pad
         for batch in waited(self.loader.epoch(number, start)):
             share = 1.0 if self.loader.ranks == 1 else int((batch.target[:, 1:] != padding).sum()) / batch.tokens
             source, target = (words.to(self.device, non_blocking=True) for words in (batch.source, batch.target))
-            yield (source, target, share), batch.numbers[batch.numbers >= 0].tolist(), batch.pairs
+            numbers = batch.numbers[batch.numbers >= 0].tolist()
+            yield Batch({"source": source}, {"target": target}, numbers, share, batch.pairs)
 
     def close(self) -> None:
         self.loader.close()

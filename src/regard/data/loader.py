@@ -25,7 +25,7 @@ from regard.errors import ConfigError, DataError
 EDGE = 4  # pixels mirrored around a picture by the simple crop
 
 
-class Batch(NamedTuple):
+class ImageBatch(NamedTuple):
     """images (B, C, *size), uint8 or float in 0..1; labels (B,); numbers (B,), which samples they are.
 
     `steps` parts them into the batches of single steps: how many images each has, and which share of a
@@ -215,7 +215,7 @@ class Loader:
     ):
         self.images, self.batch = images, batch
         self.order = _Order(np.array(index, dtype=np.int64), batch, shuffle, rank, ranks)
-        self.stacked: Batch | None = None
+        self.stacked: ImageBatch | None = None
         self.loader: DataLoader[Any] | None = None
         self.ahead: tuple[int, int, Iterator[Any]] | None = None
         fitted = len(index) * images.channels * math.prod(images.size)
@@ -241,7 +241,7 @@ class Loader:
     def keep_on(self, device: torch.device) -> None:
         if self.stacked is not None:
             images, labels, numbers, _ = self.stacked
-            self.stacked = Batch(images.to(device), labels.to(device), numbers)
+            self.stacked = ImageBatch(images.to(device), labels.to(device), numbers)
 
     def close(self) -> None:
         """End the loader's processes now; left to Python's exit, each would be waited for."""
@@ -249,7 +249,7 @@ class Loader:
         if running is not None:
             running._shutdown_workers()
 
-    def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
         """The epoch's batches from sample `start` on; of images in memory, `together` of them as one."""
         batches = self.order.batches(number, start)
         if self.stacked is not None:
@@ -259,7 +259,7 @@ class Loader:
                 part = torch.from_numpy(self.sorted[np.searchsorted(self.order.index, wanted, sorter=self.sorted)])
                 there = send(part, self.stacked.images.device)
                 images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
-                yield Batch(images, labels, numbers, tuple((len(own), share) for own, share in some))
+                yield ImageBatch(images, labels, numbers, tuple((len(own), share) for own, share in some))
         elif self.loader is not None:
             for (own, share), batch in zip(batches, self._from_workers(number, start, len(batches)), strict=True):
                 yield batch._replace(steps=((len(own), share),))
@@ -267,7 +267,7 @@ class Loader:
             for own, share in batches:
                 yield collate([self.images[number, int(i)] for i in own])._replace(steps=((len(own), share),))
 
-    def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[Batch]:
+    def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[ImageBatch]:
         """The batches of an epoch, most of them made while the epoch before ended and was judged."""
         assert self.loader is not None
         try:
@@ -304,7 +304,7 @@ class _Guarded(Dataset[Any]):
             return DataError(error.what, where=error.where or self.images.source.samples[at[1]].key, do=error.do)
 
 
-def _collate_or_error(samples: list[Any]) -> Batch | DataError:
+def _collate_or_error(samples: list[Any]) -> ImageBatch | DataError:
     return next((s for s in samples if isinstance(s, DataError)), None) or collate(samples)
 
 
@@ -317,12 +317,12 @@ def _leave_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
-def collate(samples: list[tuple[Tensor, int, int]]) -> Batch:
+def collate(samples: list[tuple[Tensor, int, int]]) -> ImageBatch:
     images = [image for image, _, _ in samples]
     if len({image.dtype for image in images}) > 1:
         images = [to_float(image) for image in images]
     labels, index = (torch.tensor([s[n] for s in samples]) for n in (1, 2))
-    return Batch(torch.stack(images), labels, index)
+    return ImageBatch(torch.stack(images), labels, index)
 
 
 def statistics(images: Images, index: list[int], most: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:

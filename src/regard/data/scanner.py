@@ -8,19 +8,20 @@ import os
 import signal
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.source import UNUSED, Files, Source
+from regard.data.dataset import UNUSED
+from regard.data.source import Files, Source
 from regard.errors import DataError
 
 CACHE_SIDE = 96
@@ -42,6 +43,76 @@ class Scan:
     """Decoded samples, kept when all are small enough to stay in memory."""
     path: str = ""
     """What was asked to be read."""
+
+    samples_word: ClassVar[str] = "images"
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def why(self) -> str:
+        return self.source.why
+
+    @property
+    def tested(self) -> bool:
+        return self.source.labelled
+
+    def __len__(self) -> int:
+        return len(self.source.samples)
+
+    def key(self, number: int) -> str:
+        return self.source.samples[number].key
+
+    def given_splits(self) -> list[str | None]:
+        return [sample.split for sample in self.source.samples]
+
+    def strata(self) -> list[int]:
+        return [sample.label for sample in self.source.samples]
+
+    def stratum_name(self, stratum: int) -> str:
+        return f"class {self.source.classes[stratum]!r}" if len(self.source.classes) > 1 else "the data"
+
+    def ties(self, number: int) -> list[Hashable]:
+        group = self.source.samples[number].group
+        return [("group", group)] * bool(group) + [("pixels", self.digests[number])]
+
+    def require_trainable(self, splits: Sequence[str]) -> None:
+        """Every class needs training images."""
+        trained = {s.label for s, name in zip(self.source.samples, splits, strict=True) if name == "train"}
+        lacking = set(range(len(self.source.classes))) - trained
+        if lacking:
+            raise DataError(
+                f"classes without training images: {', '.join(self.source.classes[n] for n in sorted(lacking))}",
+                where=self.name,
+                do="add images of them to the training split, or remove them from the others",
+            )
+
+    def summary(self) -> str:
+        source = self.source
+        classes = f"{len(source.classes)} classes" if source.labelled else "labels not used"
+        return f"{source.kind} ({source.why}), {len(source.samples):,} images, {classes}"
+
+    def warnings(self, splits: Sequence[str]) -> list[str]:
+        names = list(splits)
+        counts = (
+            (len(self.unreadable), "images cannot be read and are left out"),
+            (len(self.crossing(names)), "images occur in more than one split"),
+            (len(self.parted(names)), "patients have images in more than one split"),
+        )
+        return [f"{count} {what} (data.json lists them)" for count, what in counts if count]
+
+    def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
+        classes = self.source.classes
+        return [
+            {"name": s.key, "split": name, "label": classes[s.label], "pixels": digest or "", "group": s.group or ""}
+            for s, name, digest in zip(self.source.samples, splits, self.digests, strict=True)
+        ]
+
+    def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:
+        """The same pixels, or the same patient."""
+        pixels, groups = {row["pixels"] for row in rows}, {row["group"] for row in rows} - {""}
+        return {i for i, s in enumerate(self.source.samples) if self.digests[i] in pixels or s.group in groups}
 
     def duplicates(self) -> list[list[int]]:
         """Groups of samples with the same pixels."""
@@ -132,11 +203,23 @@ class Scan:
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
             "groups": len({sample.group for sample in source.samples} - {None}),
-            "parted_groups": self.parted(splits),
+            "groups_across_splits": self.parted(splits),
             "conflicting_labels": keys(self.conflicting()),
+            "samples": self.samples_word,
+            "findings": self.findings(splits),
         }
 
-    def require_readable(self, share: float = 0.0) -> None:
+    def findings(self, splits: list[str]) -> list[str]:
+        """What is odd about the data, in sentences."""
+        groups, crossing = len({sample.group for sample in self.source.samples} - {None}), self.parted(splits)
+        return [
+            f"Images that occur more than once: {len(self.duplicates())}; across splits: {len(self.crossing(splits))}; "
+            f"with differing labels: {len(self.conflicting())}.",
+            f"Files ignored: {len(self.source.ignored)}.",
+            f"Patients or groups: {groups}; across splits: {len(crossing)}." if groups else "Patients or groups: not known.",
+        ]
+
+    def require_usable(self, share: float = 0.0) -> None:
         """Up to this share of the samples may be damaged."""
         bad, total = len(self.unreadable), len(self.source.samples)
         if bad > share * total:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from regard.data.images import read_image
 
-UNUSED = "unused"
-"""The split of training images that a run leaves out."""
 UNLABELLED = ("unlabelled",)
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -65,6 +63,8 @@ class Source:
     """Files that lie there but are no part of it: other formats, images that belong to no class."""
     labelled: bool = True
     """If not, all samples are of one class that means nothing."""
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    """Of a table: its other columns, one text per sample."""
 
     def read(self, index: int) -> tuple[Tensor, str]:
         """The pixels (channels, *size) of one sample and the mode they were stored in."""

@@ -1,110 +1,105 @@
-"""Who trains, who chooses and who is only tested: splits that do not leak."""
+"""Splits that do not leak: one group-aware splitter for every kind of data."""
+
+from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 import numpy as np
 
+from regard.data.dataset import UNUSED, Dataset
 from regard.data.random import uniforms
-from regard.data.scanner import Scan
-from regard.data.source import UNUSED
 from regard.errors import DataError
 
 
-def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
-    """A split ("train", "val" or "test") for every sample, and a sentence saying where it comes from.
+def split(dataset: Dataset, seed: int, share: float = 0.15, most: int | None = None) -> tuple[list[str], str]:
+    """A split for every sample, and a sentence saying where it comes from.
 
-    What the source says is kept. What it lacks is cut from the training part: `share` of it, the classes
-    in proportion, samples of one group (a patient) or with equal pixels never parted. Images without labels
-    are cut into train and val only: there is nothing to be tested on.
+    What the data says is kept. What it lacks is cut from the training part: `share` of it (at most `most` samples),
+    the strata in proportion, samples of one group (a patient) or with equal contents never divided.
     """
-    given = [sample.split for sample in scan.source.samples]
+    given = dataset.given_splits()
     names = [name or "train" for name in given]
-    if scan.source.labelled and len(scan.source.classes) < 2:
-        raise DataError("the data has one class only: there is nothing to tell apart", where=scan.source.name)
     if "train" not in names:
-        raise DataError("the data has no training split", where=scan.source.name, do="add one called train")
-    if not any(given) and not scan.source.labelled:
-        _cut(scan, names, "val", share, seed, need=2)
-        note = "the data names no splits"
-    elif not any(given):
-        _cut(scan, names, "test", share, seed, need=3)
-        _cut(scan, names, "val", share / (1 - share), seed, need=2)
-        note = "the data names no splits"
-    elif "val" not in names:
-        _cut(scan, names, "val", share, seed, need=2)
-        note = "train and test are the data's own" if "test" in names else "train is the data's own"
-    else:
-        note = "train, val and test are the data's own" if "test" in names else "train and val are the data's own"
-    made = [name for name in ("val", "test") if name in names and name not in given]
+        raise DataError("the data has no training split", where=dataset.name, do="add one called train")
+    tests = sorted({name for name in names if name.startswith("test")})
+    made: list[str] = []
+    if not any(given) and dataset.tested:
+        made, tests = ["test"], ["test"]
+        _cut(dataset, names, "test", share, seed, most, need=3)
+    if "val" not in names:
+        made.append("val")
+        _cut(dataset, names, "val", share / (1 - share) if len(made) == 2 else share, seed, most, need=2)
+    own = [name for name in ("train", "val", *tests) if name in given]
+    note = f"{_and(own)} {'are' if len(own) > 1 else 'is'} the data's own" if own else "the data names no splits"
     if made:
-        cut = " and ".join(f"{name} ({names.count(name)} of {len(names)} images)" for name in made)
+        cut = _and([f"{name} ({names.count(name)} of {len(names)} {dataset.samples_word})" for name in sorted(made, reverse=True)])
         note += f"; {cut} cut with seed {seed}"
-    if "test" not in names:
+    if not tests:
         note += "; there is no test split, so figures are on val, which also chose the weights"
-    lacking = set(range(len(scan.source.classes))) - {
-        s.label for s, name in zip(scan.source.samples, names, strict=True) if name == "train"
-    }
-    if lacking:
-        raise DataError(
-            f"classes without training images: {', '.join(scan.source.classes[n] for n in sorted(lacking))}",
-            where=scan.source.name,
-            do="add images of them to the training split, or remove them from the others",
-        )
+    dataset.require_trainable(names)
     return names, note
 
 
-def keep_some(scan: Scan, names: list[str], count: int, seed: int) -> list[str]:
+def _and(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def keep_some(dataset: Dataset, names: list[str], count: int, seed: int) -> list[str]:
     """The same splits with `count` training samples left; the others become "unused".
 
-    As many of each class as there can be, drawn by `seed`; a smaller draw is part of every larger one.
+    As many per stratum as possible, drawn by `seed`; smaller subsets are nested in larger ones.
     """
     pool = np.array([i for i, name in enumerate(names) if name == "train"])
-    labels = np.array([scan.source.samples[i].label for i in pool])
-    if not len(set(labels.tolist())) <= count <= len(pool):
+    strata = np.array(dataset.strata())[pool]
+    if not len(set(strata.tolist())) <= count <= len(pool):
+        word = dataset.samples_word
         raise DataError(
-            f"{count} training images cannot be drawn: there are {len(pool)}, of {len(set(labels.tolist()))} classes",
-            where=scan.source.name,
-            do="give --images a number between these two",
+            f"{count} training {word} cannot be drawn: there are {len(pool)}, of {len(set(strata.tolist()))} classes",
+            where=dataset.name,
+            do=f"give --{word} a number between these two",
         )
     chance = uniforms(seed, 0, pool, 1, use=5)[:, 0]
-    rank = np.empty(len(pool), dtype=np.int64)  # every class's first comes before any class's second
-    for label in np.unique(labels):
-        own = np.flatnonzero(labels == label)
+    rank = np.empty(len(pool), dtype=np.int64)  # every stratum's first comes before any stratum's second
+    for stratum in np.unique(strata):
+        own = np.flatnonzero(strata == stratum)
         rank[own[np.argsort(chance[own], kind="stable")]] = np.arange(len(own))
     kept = set(pool[np.lexsort((chance, rank))[:count]].tolist())
     return [UNUSED if name == "train" and i not in kept else name for i, name in enumerate(names)]
 
 
-def _cut(scan: Scan, names: list[str], new: str, share: float, seed: int, need: int) -> None:
-    """Move about `share` of each class's training samples to split `new`, in place.
+def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, most: int | None, need: int) -> None:
+    """Move about `share` of each stratum's training samples to split `new`, in place.
 
-    What belongs together moves together. A class must have `need` independent members: at least one moves
-    and `need` - 1 stay.
+    What belongs together moves together; a group that is larger than what is still lacking stays. A stratum must
+    have `need` independent members: at least one moves and `need` - 1 stay.
     """
-    samples = scan.source.samples
+    strata = dataset.strata()
     pool = [i for i, name in enumerate(names) if name == "train"]
     members: dict[int, list[int]] = {}
-    for i, owner in zip(pool, _owners(scan, pool), strict=True):
+    for i, owner in zip(pool, _owners(dataset, pool), strict=True):
         members.setdefault(owner, []).append(i)
-    total, containing = Counter(samples[i].label for i in pool), Counter[int]()
-    owners_of: dict[int, list[int]] = {label: [] for label in sorted(total)}
+    total, containing = Counter(strata[i] for i in pool), Counter[int]()
+    owners_of: dict[int, list[int]] = {stratum: [] for stratum in sorted(total)}
     for owner, own in members.items():  # a patient with images of several classes counts for the rarest
-        labels = {samples[i].label for i in own}
-        containing.update(labels)
-        owners_of[min(labels, key=lambda c: (total[c], c))].append(owner)
-    for label, list_of_owners in owners_of.items():
-        if containing[label] < need:
-            named = f"class {scan.source.classes[label]!r}" if scan.source.labelled else "the data"
+        present = {strata[i] for i in own}
+        containing.update(present)
+        owners_of[min(present, key=lambda s: (total[s], s))].append(owner)
+    for stratum, list_of_owners in owners_of.items():
+        if containing[stratum] < need:
             raise DataError(
-                f"{named} has {containing[label]} independent "
-                f"image{'s' * (containing[label] != 1)}: too few to train, choose and test on",
-                where=scan.source.name,
-                do="add images to it, remove the class, or give the splits yourself (train/val/test folders)",
+                f"{dataset.stratum_name(stratum)} has {containing[stratum]} independent {dataset.samples_word}: "
+                "too few to train, choose and test on",
+                where=dataset.name,
+                do="add some, remove the class, or give the splits yourself (train, val and test)",
             )
         owners = np.array(list_of_owners, dtype=np.int64)
-        wanted, taken = share * sum(len(members[o]) for o in owners), 0
-        shuffled = owners[np.argsort(uniforms(seed, label, owners, 1, use=4)[:, 0], kind="stable")].tolist()
-        for position, owner in enumerate(shuffled):
+        wanted = share * sum(len(members[o]) for o in owners)
+        wanted = wanted if most is None else min(wanted, most)
+        shuffled = owners[np.argsort(uniforms(seed, stratum, owners, 1, use=4)[:, 0], kind="stable")].tolist()
+        fitting = [o for o in shuffled if len(members[o]) <= max(wanted, 1)] or [min(shuffled, key=lambda o: len(members[o]), default=0)]
+        taken = 0
+        for position, owner in enumerate(fitting if shuffled else ()):
             enough = taken + len(members[owner]) / 2 > wanted or len(shuffled) - position < need
             if position and enough:
                 break
@@ -113,8 +108,8 @@ def _cut(scan: Scan, names: list[str], new: str, share: float, seed: int, need: 
                 names[i] = new
 
 
-def _owners(scan: Scan, pool: list[int]) -> list[int]:
-    """For each sample, the first of those it must stay with: the same patient, or the same pixels."""
+def _owners(dataset: Dataset, pool: list[int]) -> list[int]:
+    """For each sample, the first of those it must stay with."""
     owner = {i: i for i in pool}
 
     def root(i: int) -> int:
@@ -123,10 +118,9 @@ def _owners(scan: Scan, pool: list[int]) -> list[int]:
             i = owner[i]
         return i
 
-    first: dict[str, int] = {}
+    first: dict[Hashable, int] = {}
     for i in pool:
-        group = scan.source.samples[i].group
-        for tag in ([f"group {group}"] if group else []) + [f"pixels {scan.digests[i]}"]:
-            a, b = sorted((root(i), root(first.setdefault(tag, i))))
+        for tie in dataset.ties(i):
+            a, b = sorted((root(i), root(first.setdefault(tie, i))))
             owner[b] = a
     return [root(i) for i in pool]

@@ -7,6 +7,7 @@ import io
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from regard.data.folders import list_files, not_used
 from regard.data.source import SPLITS, Files, Sample, Source
@@ -70,13 +71,14 @@ def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool 
     ]
     paths = [path.parent / row["path"] for _, row in rows]
     ignored = not_used(path.parent, paths, list_files(path.parent)[0]) if whole_folder else ()
-    used = ", ".join(f"{role} from {columns[role]!r}" for role in COLUMNS if role in columns)
     others = [name for name in header if name not in columns.values()]
+    extra = {name: [row["columns"].get(name, "") for _, row in rows] for name in header}
+    used = ", ".join(f"{role} from {columns[role]!r}" for role in COLUMNS if role in columns)
     why += f"; {used}" + (f"; columns not used: {', '.join(others)}" if others else "")
-    return Source(path.stem, "table", why, tuple(classes), tuple(samples), Files(paths), ignored)
+    return Source(path.stem, "table", why, tuple(classes), tuple(samples), Files(paths), ignored, columns=extra)
 
 
-def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, str]]]]:
+def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, Any]]]]:
     """The header, which of our columns it has, and the rows in our names with their line numbers."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -97,7 +99,8 @@ def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[s
         rows = []
         for row in reader:
             values = {role: row[columns[role]].strip() if role in columns else "" for role in COLUMNS}
-            rows.append((reader.line_num, values | {"extra": "yes" if row.get("") else ""}))
+            texts = {name: (row[name] or "").strip() for name in header}
+            rows.append((reader.line_num, values | {"extra": "yes" if row.get("") else "", "columns": texts}))
     except csv.Error as error:
         raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
     return header, columns, rows

@@ -1,8 +1,8 @@
 """Figures with intervals: what a model scored, on how many samples, and how sure that is."""
 
 from regard.metrics.classification import Figure, Summary, auroc, repeated, summarise, wilson
+from regard.metrics.paired import Comparison, mcnemar, paired_bootstrap
 from regard.metrics.translation import (
-    Comparison,
     TranslationSummary,
     compare_translations,
     perplexity,
@@ -16,6 +16,8 @@ __all__ = [
     "TranslationSummary",
     "auroc",
     "compare_translations",
+    "mcnemar",
+    "paired_bootstrap",
     "perplexity",
     "repeated",
     "summarise",

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.errors import DataError, missing
-from regard.metrics.classification import Figure, wilson
+from regard.metrics.classification import Figure
+from regard.metrics.paired import Comparison, wilson
 
 SEED = 12345
 RESAMPLES = 1000
@@ -26,18 +27,6 @@ class TranslationSummary:
 
     figures: dict[str, Figure]
     signatures: dict[str, str]
-
-
-class Comparison(NamedTuple):
-    """How far a second system is ahead of a first one, with a 95 % interval of the paired bootstrap.
-
-    `bootstrap` is the p of sacreBLEU's paired bootstrap (Koehn, 2004), which looks at one side; `randomised` that of
-    its approximate randomisation (Riezler & Maxwell, 2005), which looks at both and is the one to report.
-    """
-
-    difference: Figure
-    bootstrap: float
-    randomised: float
 
 
 class _Scores:
@@ -111,8 +100,11 @@ def compare_translations(
 ) -> dict[str, Comparison]:
     """Whether the second system is better than the first, in BLEU and chrF, on the same sentences.
 
+    "randomisation" is sacreBLEU's approximate randomisation (Riezler & Maxwell, 2005), two-sided and the one to report;
+    "bootstrap" its paired bootstrap (Koehn, 2004), one-sided.
+
     >>> made = compare_translations(["ein Hund"] * 9, ["ein Hund"] * 9, ["ein Haus"] * 9, trials=100)["chrf"]
-    >>> made.difference.value, made.randomised
+    >>> made.difference.value, made.tests["randomisation"]
     (0.0, 1.0)
     """
     _require_as_many(first, references)
@@ -130,7 +122,8 @@ def compare_translations(
             return b.counts.sum(0) + mixed, a.counts.sum(0) - mixed
 
         shuffled = np.abs(_paired(_swaps(n, trials), swapped, a))
-        made[name] = Comparison(_figure(ahead, drawn, n), bootstrap, _tail(shuffled, ahead))
+        tests = {"randomisation": _tail(shuffled, ahead), "bootstrap": bootstrap}
+        made[name] = Comparison(_figure(ahead, drawn, n), tests)
     return made
 
 

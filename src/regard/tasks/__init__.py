@@ -1,10 +1,101 @@
-"""What a model is for: a task turns outputs into losses while training and into predictions afterwards."""
+"""The table of tasks. Adding a task is a folder here and one row below; nothing is imported before it is needed.
 
-from regard.tasks.classification import Classification, Learning, Prediction, Task, check_ending, save_predictions
-from regard.tasks.masking import MaskedPatches
-from regard.tasks.translation import NextWord, Translated
+`settings.py` of a task's folder is free of torch and has `Config` (a `RunConfig`), `RECIPES` and `recognise`;
+`task.py` has `Task`.
+"""
 
-__all__ = [
-    "Classification", "Learning", "MaskedPatches", "NextWord", "Prediction", "Task", "Translated", "check_ending",
-    "save_predictions",
-]  # fmt: skip
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import ConfigError, DataError, did_you_mean
+from regard.settings import RunConfig
+
+if TYPE_CHECKING:
+    from regard.task import Task
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task: its name, which is its folder's, and the command that trains it."""
+
+    name: str
+    command: str = "train"
+
+    @property
+    def settings(self) -> Any:
+        return import_module(f"regard.tasks.{self.name}.settings")
+
+    @property
+    def config(self) -> type[RunConfig]:
+        return self.settings.Config
+
+    @property
+    def recipes(self) -> dict[str, Any]:
+        return self.settings.RECIPES
+
+    def load(self) -> type[Task]:
+        return import_module(f"regard.tasks.{self.name}.task").Task
+
+
+TASKS = (
+    Entry("translation"),
+    Entry("classification"),
+    Entry("pretraining", command="pretrain"),
+)
+"""In the order in which they are asked whether data is theirs."""
+
+DATA_NAMES = {"digits": "1,797 hand-written digits", "dates": "dates and numbers to translate"}
+"""Data that comes with the package."""
+
+
+def find(name: str) -> Entry:
+    for entry in TASKS:
+        if entry.name == name:
+            return entry
+    raise ConfigError(f"there is no task called {name!r}", do=did_you_mean(name, [entry.name for entry in TASKS]))
+
+
+def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train") -> tuple[Entry, str]:
+    """The task of a run and why: the first of the command's tasks that takes the data and settings for its own."""
+    require_data(data)
+    candidates = [entry for entry in TASKS if entry.command == command]
+    named = settings.get("recipe")
+    for entry in TASKS:
+        if named in entry.recipes:
+            if entry.command != command:
+                raise ConfigError(f"the recipe {named!r} is not for this", do=f"use it with `regard {entry.command}`")
+            return entry, f"the recipe {named}"
+    if named is not None:
+        recipes = [name for entry in candidates for name in entry.recipes]
+        raise ConfigError(f"there is no recipe called {named!r}", do=did_you_mean(str(named), recipes))
+    for entry in candidates:
+        if why := entry.settings.recognise(Path(data).expanduser(), settings):
+            return entry, why
+    raise DataError("no task takes this data", where=data)
+
+
+def require_data(data: str | Path) -> None:
+    """An error, before anything is imported, if there is nothing there."""
+    path = Path(data).expanduser()
+    if str(data) in DATA_NAMES:
+        return
+    if "://" in str(data):
+        raise DataError(f"{data} is an address; data is read from this machine only", do="download it first")
+    if not path.exists():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise DataError("there is no such data", where=path, do=near or "give a folder, .csv, .tsv, .npz or digits")
+
+
+def for_weights(name: str, model: str) -> Entry:
+    """The task of a checkpoint; of others' weights, which name none, the first that takes such models."""
+    from regard import registry
+
+    if name:
+        return find(name)
+    inputs = registry.config_class(model).inputs
+    return next(entry for entry in TASKS if entry.config.takes == inputs)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.config import RunConfig
 from regard.errors import ConfigError
 from regard.networks import Network
 from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
+from regard.settings import Transfer
 
 _LAST = ("norm", "head")  # what comes after the blocks
 
 
-def adapt(model: Network, config: RunConfig) -> None:
+def adapt(model: Network, config: Transfer) -> None:
     """Freeze what the settings say is to stay as it is, and add what is to be learnt beside it."""
     if config.lora is not None:
         add_lora(model, config.lora)

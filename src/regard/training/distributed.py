@@ -99,7 +99,7 @@ def watched(world: World) -> Iterator[None]:
         ) from None
 
 
-def spread(model: Network, world: World, device: torch.device, shard: bool) -> nn.Module:
+def wrap_ddp_or_fsdp(model: Network, world: World, device: torch.device, shard: bool) -> nn.Module:
     """The model as one whose gradients are the mean over all processes; alone, itself.
 
     Whole in each of them (DDP), or sharded over them, block by block (FSDP2).
@@ -120,32 +120,32 @@ def spread(model: Network, world: World, device: torch.device, shard: bool) -> n
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def unsynced(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+def no_sync(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """While gradients only add up, nobody needs the others'."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(last)  # pyright: ignore
     return model.no_sync() if not last and hasattr(model, "no_sync") else nullcontext()  # pyright: ignore
 
 
-def whole(tensor: Tensor) -> Tensor:
+def unshard(tensor: Tensor) -> Tensor:
     """A tensor that may be sharded, in one piece; all processes call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor that may be sharded; the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(share: Tensor, like: Tensor) -> Tensor:
+def gather_like(share: Tensor, like: Tensor) -> Tensor:
     """In one piece what each process has its share of, as it has of another tensor; all processes call this."""
     if not isinstance(like, DTensor):
         return share
     shape, stride = like.shape, like.stride()
-    return whole(DTensor.from_local(share, like.device_mesh, like.placements, shape=shape, stride=stride))
+    return unshard(DTensor.from_local(share, like.device_mesh, like.placements, shape=shape, stride=stride))
 
 
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which every process has, sharded as another one is."""
     if not isinstance(like, DTensor):
         return tensor

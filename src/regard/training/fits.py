@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from regard.config import RunConfig
+from regard.data.batch import Batch
 from regard.errors import ConfigError, RunError
 from regard.networks import Network
-from regard.tasks import Task
-from regard.training.step import mixed
+from regard.settings import RunConfig
+from regard.task import Objective
+from regard.training.gradients import autocast
 
 MOST = 4096
 
 
-def largest_batch(model: Network, task: Task, config: RunConfig, device: torch.device, most: int = MOST) -> int:
+def largest_batch(model: Network, objective: Objective, blank: Callable[[int], Batch], config: RunConfig, device: torch.device, most: int = MOST) -> int:
     """The largest power of two, up to `most`, of images whose gradients fit in memory beside the optimizer's state."""
     if device.type != "cuda":
         raise ConfigError("batch='auto' needs a GPU: where a computer's own memory ends cannot be tried out")
-    best = _try_out(model, task, config, device, most)
+    best = _try_out(model, objective, blank, config, device, most)
     torch.cuda.empty_cache()
     return best
 
 
-def _try_out(model: Network, task: Task, config: RunConfig, device: torch.device, most: int) -> int:
+def _try_out(model: Network, objective: Objective, blank: Callable[[int], Batch], config: RunConfig, device: torch.device, most: int) -> int:
     twin, best = copy.deepcopy(model).train(), 0  # what is tried leaves no trace in the model
     held = [torch.empty_like(p) for p in twin.parameters() for _ in range(3)]  # two moments and an average
-    shape = (model.config.channels, *model.config.size)
     while 2 * max(best, 1) <= most:
         batch = 2 * max(best, 1)
         try:
-            with mixed(config, device):
-                output = twin(torch.zeros(batch, *shape, device=device), lean=True)
-                loss = task.loss(output, torch.zeros(batch, model.config.classes, device=device))
+            with autocast(config, device):
+                tried = blank(batch)
+                loss = objective.loss(objective.forward(twin, tried), tried.targets)
             loss.backward()
         except torch.OutOfMemoryError:
             break

@@ -13,19 +13,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.config import RunConfig
 from regard.console import Progress
-from regard.data.feed import Portion, Waited
+from regard.data.batch import Batch
+from regard.data.feed import Waited
 from regard.errors import DivergedError
 from regard.networks import Network
-from regard.tasks import Learning
-from regard.training.distributed import ALONE, World, watched, whole
+from regard.settings import RunConfig
+from regard.task import Task
+from regard.training.distributed import ALONE, World, unshard, watched
 from regard.training.optim import Average, learning_rate
 from regard.training.state import State, pack, unpack
-from regard.training.step import Step, mixed
+from regard.training.gradients import autocast
+from regard.training.step import Step
 from regard.training.stopping import Halt, Stop
 
-LOOKS = 100  # validations of a run by steps, at most: a small set's epochs are short, its validation set may not be
+VALIDATIONS = 100  # of a run by steps, at most: a small set's epochs are short, its validation set may not be
 SAVE_SHARE = 0.05  # of the time, at most, goes into saving
 LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 
@@ -57,13 +59,13 @@ class Feed(Protocol):
 
     def __len__(self) -> int: ...
 
-    def epoch(self, number: int, start: int, waited: Waited, /) -> Iterator[Portion]: ...
+    def epoch(self, number: int, start: int, waited: Waited, /) -> Iterator[Batch]: ...
 
     def close(self) -> None: ...
 
 
-class Shelf(Protocol):
-    """Where a run is kept."""
+class Writer(Protocol):
+    """Writes what a run keeps."""
 
     def weights(self, name: str, weights: dict[str, Tensor], history: History) -> None: ...
 
@@ -73,7 +75,7 @@ class Shelf(Protocol):
 
 
 class Training:
-    """A model on its way. `evaluate(model, tick)` gives validation figures; the shelf keeps what is worth keeping.
+    """A model on its way. `evaluate(model, tick)` gives validation figures; the writer saves what is kept.
 
     The weights that are evaluated and kept are the moving average, if there is one. Dropout draws from a
     generator seeded anew at every step, so nothing depends on what else drew from it.
@@ -82,28 +84,30 @@ class Training:
     def __init__(
         self,
         model: Network,
-        task: Learning,
+        task: Task,
         feed: Feed,
         config: RunConfig,
         device: torch.device,
         evaluate: Callable[[nn.Module, Callable[..., None]], dict[str, float]],
-        shelf: Shelf,
+        writer: Writer,
         progress: Progress,
         world: World = ALONE,
     ):
         self.model, self.feed, self.config, self.device = model, feed, config, device
-        self.evaluate, self.shelf, self.progress, self.world = evaluate, shelf, progress, world
-        self.step = Step(model, task, config, device, world, progress.say, feed.rows)
-        self.average = Average(model, config.ema) if config.ema else None
+        self.evaluate, self.writer, self.progress, self.world = evaluate, writer, progress, world
+        self.task = task
+        self.step = Step(model, task.objective, config, device, world, progress.say, feed.rows)
+        self.average = Average(model, config.optim.ema) if config.optim.ema else None
         self.history, self.stop = History(), Stop(progress.quiet)
         self.total = torch.zeros((), device=device)
-        self.steps = config.steps or math.ceil(len(feed) / config.accumulate) * config.epochs
+        optim = config.optim
+        self.steps = optim.steps or math.ceil(len(feed) / optim.accumulate) * optim.epochs
         self.fresh: dict[str, dict[str, Tensor]] = {}
         self.saved, self.saving, self.began = time.monotonic(), 0.0, time.monotonic()
         self.unseen: list[tuple[Tensor, list[int]]] = []
 
     def restore(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Resume from a saved state."""
         unpack(state, self.model, list(self.step.optimizers), self.average)
         self.history = History(**state.about["history"])
         self.total.fill_(state.about["loss"] if self.world.first else 0.0)
@@ -115,17 +119,17 @@ class Training:
         history, self.began = self.history, time.monotonic() - self.history.seconds
         with self.progress.bar("training step", self.steps) as tick, self.stop, watched(self.world):
             try:
-                while history.epoch <= self.config.epochs:
+                while history.epoch <= self.config.optim.epochs:
                     self._learn(tick)
-                    if self._due_to_judge():
-                        self._judge()
+                    if self._due_to_validate():
+                        self._validate()
                     history.epoch, history.samples, history.batches = history.epoch + 1, 0, 0
                     self.total.zero_()
                 self._save()
             except Halt:
                 self._save()
                 at = f"epoch {history.epoch}, update {history.updates} of {self.steps}"
-                self.progress.say(f"stopped in {at}; `regard resume {self.config.out}` goes on from there")
+                self.progress.say(f"stopped in {at}; `regard resume {self.config.general.out}` continues from there")
                 self.stop.leave()
             except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
                 self._keep()
@@ -134,26 +138,26 @@ class Training:
 
     def _learn(self, tick: Callable[[int, str], None]) -> None:
         """The steps of an epoch that are left."""
-        config, history = self.config, self.history
+        optim, history = self.config.optim, self.history
         self.model.train()
         batches = self.batches()
-        while history.updates < self.steps and (group := list(itertools.islice(batches, config.accumulate))):
-            torch.manual_seed((config.seed << 32) + history.updates + (self.world.rank << 24))
-            self.step.set_rate(learning_rate(history.updates, self.steps, config.lr, config.warmup, config.schedule))
-            loss, bad = self.step.whole([part for part, _, _ in group])
+        while history.updates < self.steps and (group := list(itertools.islice(batches, optim.accumulate))):
+            torch.manual_seed((self.config.general.seed << 32) + history.updates + (self.world.rank << 24))
+            self.step.set_lr(learning_rate(history.updates, self.steps, optim.lr, optim.warmup, optim.schedule))
+            loss, bad = self.step.train_step(group)
             self.total += torch.where(bad > 0, 0.0, loss)
             if self.average:
                 self.average.update()
             history.updates += 1
-            history.samples += sum(count for _, _, count in group)
+            history.samples += sum(batch.total for batch in group)
             history.batches += len(group)
-            self.unseen.append((bad.clone(), [n for _, numbers, _ in group for n in numbers]))
+            self.unseen.append((bad.clone(), [n for batch in group for n in batch.numbers]))
             if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.updates == self.steps:
                 self._look()
-            tick(history.updates, _note(history))
+            tick(history.updates, self._note())
             self._pause()
 
-    def batches(self) -> Iterator[Portion]:
+    def batches(self) -> Iterator[Batch]:
         """The batches of this epoch that are left."""
         return self.feed.epoch(self.history.epoch, self.history.samples, self._waited)
 
@@ -180,8 +184,8 @@ class Training:
         found, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
         for numbers in found:
             self.history.skipped += 1
-            self.shelf.trouble(self.history, numbers, "loss or gradient not finite")
-            if self.config.nonfinite == "stop":
+            self.writer.trouble(self.history, numbers, "loss or gradient not finite")
+            if self.config.machine.nonfinite == "stop":
                 raise DivergedError(
                     f"loss or gradient is not a number in epoch {self.history.epoch}; that step was not made, and "
                     f"trouble.json in the run folder names its images",
@@ -189,30 +193,30 @@ class Training:
                     "`regard resume RUN --nonfinite skip` leaves such steps out",
                 )
 
-    def _due_to_judge(self) -> bool:
+    def _due_to_validate(self) -> bool:
         """Every epoch; of a run by steps, whose epochs may be short, some."""
         done = self.history.updates == self.steps
-        return done or not self.config.steps or self.history.epoch % max(1, self.config.epochs // LOOKS) == 0
+        return done or not self.config.optim.steps or self.history.epoch % max(1, self.config.optim.epochs // VALIDATIONS) == 0
 
-    def _judge(self) -> None:
+    def _validate(self) -> None:
         """Validate at the end of an epoch."""
         history = self.history
         self._swap()
         try:
-            with torch.compiler.set_stance("force_eager"), mixed(self.config, self.device):
+            with torch.compiler.set_stance("force_eager"), autocast(self.config, self.device):
                 figures = self.evaluate(self.model, self.check)
         except BaseException:
             self._swap()
             raise
         loss = self.world.sums([float(self.total)])[0] / history.batches
         history.seconds = time.monotonic() - self.began
-        config = self.config
-        rate = learning_rate(history.updates - 1, self.steps, config.lr, config.warmup, config.schedule)
+        optim = self.config.optim
+        lr = learning_rate(history.updates - 1, self.steps, optim.lr, optim.warmup, optim.schedule)
         row = {
             "epoch": history.epoch,
             "step": history.updates,
             "seconds": round(history.seconds, 2),
-            "lr": f"{rate:.3g}",
+            "lr": f"{lr:.3g}",
             "train_loss": round(loss, 5),
             **{f"val_{name}": round(value, 5) for name, value in figures.items()},
         }
@@ -223,11 +227,11 @@ class Training:
                 do="lower --lr, keep --clip on, or train in fp32",
             )
         history.rows.append(row)
-        names = ["last"] + [f"epoch-{history.epoch:04d}"] * (self.config.keep > 0)
-        if history.best is None or self.config.choose == "last" or _rank(row) >= _rank(history.best):
+        names = ["last"] + [f"epoch-{history.epoch:04d}"] * (self.config.machine.keep > 0)
+        if history.best is None or optim.choose == "last" or self._rank(row) >= self._rank(history.best):
             history.best = row
             names.append("best")
-        weights = {name: whole(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
+        weights = {name: unshard(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
         self.fresh |= dict.fromkeys(names, weights)
         self._swap()
 
@@ -243,7 +247,7 @@ class Training:
 
     def _pause(self) -> None:
         """Between two steps: save if it is time to; stop if somebody asked. All processes do the same."""
-        every = self.config.save_every
+        every = self.config.machine.save_every
         due = not every or time.monotonic() - self.saved > max(every, self.saving / SAVE_SHARE)
         if self.world.any(due or self.stop.asked()):
             self.check()
@@ -257,25 +261,24 @@ class Training:
         updates = self.average.updates if self.average else 0
         about = {"history": asdict(self.history), "average_updates": updates}
         about["loss"] = self.world.sums([float(self.total)])[0]
-        self.shelf.state(pack(self.model, self.step.optimizers, self.average), about)
+        self.writer.state(pack(self.model, self.step.optimizers, self.average), about)
         self.saved = time.monotonic()
         self.saving = self.saved - begun
 
     def _keep(self) -> None:
         """Write the weights that are not written yet."""
         for name, weights in self.fresh.items():
-            self.shelf.weights(name, weights, self.history)
+            self.writer.weights(name, weights, self.history)
         self.fresh = {}
 
+    def _rank(self, row: dict[str, Any]) -> tuple[float, float]:
+        """Higher is better: the task's figure, then a smaller loss."""
+        name, direction = self.task.best
+        value = row[f"val_{name}"]
+        return value if direction == "max" else -value, -row["val_loss"]
 
-def _rank(row: dict[str, Any]) -> tuple[float, float]:
-    """Higher is better: validation accuracy, if the task has one, then a smaller loss."""
-    return row.get("val_accuracy", 0.0), -row["val_loss"]
-
-
-def _note(history: History) -> str:
-    if not history.rows:
-        return ""
-    row = history.rows[-1]
-    judged = f"accuracy {row['val_accuracy']:.2%}" if "val_accuracy" in row else f"loss {row['val_loss']:.3f}"
-    return f"epoch {row['epoch']}  loss {row['train_loss']:.3f}  val {judged}"
+    def _note(self) -> str:
+        if not self.history.rows:
+            return ""
+        row, name = self.history.rows[-1], self.task.best[0]
+        return f"epoch {row['epoch']}  loss {row['train_loss']:.3f}  val {name} {row[f'val_{name}']:.4f}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.networks import Network
 from regard.nn import MultiHeadAttention
 from regard.training.adapt import layer_numbers
-from regard.training.distributed import gathered, own, placed
+from regard.training.distributed import gather_like, local_shard, shard_like
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
 _UNDECAYED = ("class_token", "registers", "positions")
@@ -89,8 +89,8 @@ class Muon(torch.optim.Optimizer):
             for p in params:
                 if not self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
-            weights, means = [own(p) for p in params], [own(self.state[p]["momentum"]) for p in params]
-            grads = [own(p.grad) for p in params if p.grad is not None]
+            weights, means = [local_shard(p) for p in params], [local_shard(self.state[p]["momentum"]) for p in params]
+            grads = [local_shard(p.grad) for p in params if p.grad is not None]
             keep = 1.0 if bad is None else 1 - bad
             if bad is not None:  # what is not finite must not even be multiplied by zero
                 grads = [torch.where(bad > 0, torch.zeros_like(g), g) for g in grads]
@@ -99,14 +99,14 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(means, ahead)
             ahead = torch._foreach_lerp(grads, means, group["momentum"])
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * keep)
-            moves = [gathered(a, like=p).flatten(1) for p, a in zip(params, ahead, strict=True)]
+            moves = [gather_like(a, like=p).flatten(1) for p, a in zip(params, ahead, strict=True)]
             pieces = [piece for p, m in zip(params, moves, strict=True) for piece in m.split(self.parts.get(p, len(m)))]
             for shape in {_lying(piece).shape for piece in pieces}:
                 same = [_lying(piece) for piece in pieces if _lying(piece).shape == shape]
                 straight = orthogonalised(torch.stack(same)).to(params[0].dtype) * (0.2 * max(shape) ** 0.5)
                 torch._foreach_copy_(same, list(straight))  # the pieces are views of what is then added
             torch._foreach_mul_(moves, -group["lr"] * keep)
-            shares = [own(placed(m.view(p.shape), like=p)) for p, m in zip(params, moves, strict=True)]
+            shares = [local_shard(shard_like(m.view(p.shape), like=p)) for p, m in zip(params, moves, strict=True)]
             torch._foreach_add_(weights, shares)
 
 
@@ -149,7 +149,7 @@ class Average:
         self.decay, self.updates = decay, 0
         floating = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
         self.averages = {name: t.detach().clone() for name, t in floating.items()}
-        self.source, self.shadow = [own(t) for t in floating.values()], [own(t) for t in self.averages.values()]
+        self.source, self.shadow = [local_shard(t) for t in floating.values()], [local_shard(t) for t in self.averages.values()]
 
     def named(self) -> Iterable[tuple[str, Tensor]]:
         return self.averages.items()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.config import read_json
 from regard.errors import RunError
-from regard.training.distributed import World, load_shards, placed, save_shards, shard_shapes
+from regard.training.distributed import World, load_shards, save_shards, shard_like, shard_shapes
 from regard.training.optim import Average
 from regard.weights import to_json, write_aside
 
@@ -126,7 +126,7 @@ def load_state(path: Path) -> State | None:
             def fill(targets: dict[str, Tensor]) -> None:
                 with safe_open(path, framework="pt") as file:
                     for name, target in targets.items():
-                        target.copy_(placed(file.get_tensor(name), target))
+                        target.copy_(shard_like(file.get_tensor(name), target))
 
         if header.get("format") != FORMAT:
             raise RunError(f"this is not a state of this version ({FORMAT})", where=where)

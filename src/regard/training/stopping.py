@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish, granted where nothing is lost; a second one is an order."""
+"""Graceful and forced stop: the first Ctrl-C or SIGTERM lets training save, a second one stops at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-WISH = "REGARD_STOP"
+STOP_FILE = "REGARD_STOP"
 """The environment variable that names a file: once that is there, training stops as after Ctrl-C. For processes that no
 signal reaches."""
 SAID = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
@@ -25,7 +25,7 @@ class Stop:
 
     def __init__(self, quiet: bool = False):
         self.quiet, self.wanted = quiet, 0
-        self.wish, self.looked = os.environ.get(WISH), 0.0
+        self.file, self.looked = os.environ.get(STOP_FILE), 0.0
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -47,9 +47,9 @@ class Stop:
 
     def asked(self) -> bool:
         """Whether a signal came, or the file is there, which is looked for once a second."""
-        if self.wish and not self.wanted and time.monotonic() - self.looked > 1:
+        if self.file and not self.wanted and time.monotonic() - self.looked > 1:
             self.looked = time.monotonic()
-            if Path(self.wish).exists():
+            if Path(self.file).exists():
                 self.wanted = self.wanted or signal.SIGINT  # a signal may have come meanwhile
         return bool(self.wanted)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -27,30 +27,27 @@ class Checkpoint:
     """The name in the registry."""
     config: dict[str, Any]
     """The fields of the model's config."""
-    classes: tuple[str, ...]
-    preparation: Preparation
+    classes: tuple[str, ...] = ()
+    preparation: Preparation | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     """Epoch, step and validation figures when it was written."""
     weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    task: str = ""
+    """The name of the task; none for others' weights."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What only this task needs, such as the languages of a translator."""
 
     def about(self) -> dict[str, Any]:
         """All but the weights, as the header of a file says it."""
         return {
+            "task": self.task,
             "model": self.model,
             "config": self.config,
             "classes": list(self.classes),
-            "preparation": asdict(self.preparation),
+            "preparation": self.preparation and asdict(self.preparation),
+            "details": self.details,
             "progress": self.progress,
         }
-
-
-class Kept(Protocol):
-    """What can be written as one file: weights, and words about them."""
-
-    @property
-    def weights(self) -> dict[str, Tensor]: ...
-
-    def about(self) -> dict[str, Any]: ...
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
@@ -79,7 +76,7 @@ def _umask() -> int:
     return mask
 
 
-def save_checkpoint(path: Path, checkpoint: Kept) -> None:
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights.items()}

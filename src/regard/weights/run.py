@@ -9,11 +9,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from regard.config import Origin, PretrainConfig, RunConfig, make, read_json, to_dict
-from regard.config_text import TranslateConfig
+from regard.config import read_json
+from regard.console import Progress
+from regard.data.dataset import Dataset
 from regard.errors import RunError
+from regard.settings import Origin, RunConfig
 from regard.weights.checkpoint import write_aside
 
 
@@ -90,13 +92,41 @@ class Run:
         with (self.path / name).open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
 
-    def write_config(self, data: str, config: RunConfig, origins: dict[str, Origin]) -> None:
-        values = {name: {"value": v, "origin": origins[name]} for name, v in to_dict(config).items()}
-        self.write_json("config.json", {"data": data, **values})
+    def write_config(self, data: str, config: RunConfig, origins: Mapping[str, Origin]) -> None:
+        stored = config.to_json(origins)
+        self.write_json("config.json", {"data": data, "task": stored.pop("task"), "settings": stored})
 
-    def read_config(self) -> tuple[str, RunConfig, dict[str, Origin]]:
-        stored = self.read_json("config.json")
-        data, where = stored.pop("data"), self.path / "config.json"
-        kind = PretrainConfig if "mask" in stored else TranslateConfig if "tokens" in stored else RunConfig
-        config = make(kind, {name: entry["value"] for name, entry in stored.items()}, where)
-        return data, config, {name: entry["origin"] for name, entry in stored.items()}
+    def read_config(self) -> StoredConfig:
+        stored, where = self.read_json("config.json"), self.path / "config.json"
+        try:
+            return StoredConfig(str(stored["data"]), str(stored["task"]), dict(stored["settings"]))
+        except (KeyError, TypeError, ValueError):
+            raise RunError("these are not the settings of a run of this version", where=where) from None
+
+    def seen_rows(self) -> list[dict[str, str]]:
+        """Of splits.csv the samples that the run trained on or chose its weights by."""
+        return [row for row in self.read_rows("splits.csv") if row["split"] in ("train", "val")]
+
+
+class StoredConfig(NamedTuple):
+    """What config.json says: where the data is, which task it was, and the groups of settings."""
+
+    data: str
+    task: str
+    settings: dict[str, Any]
+
+
+def find_run(path: str | Path) -> Run | None:
+    """The run folder that is meant or that a checkpoint lies in, if it says what the model was trained on."""
+    path = Path(path).expanduser()
+    folder = Run(path.parent.parent if path.is_file() else path)
+    return folder if (folder.path / "splits.csv").is_file() else None
+
+
+def seen_samples(dataset: Dataset, run: str | Path, progress: Progress) -> set[int]:
+    """The samples that the run trained on or chose its weights by."""
+    folder = find_run(run)
+    if folder is None:
+        progress.say(f"warning: without its run folder, {dataset.samples_word} this model was trained on cannot be told")
+        return set()
+    return dataset.seen(folder.seen_rows())

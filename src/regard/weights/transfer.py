@@ -11,15 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.config import MODEL_FIELDS, RunConfig
 from regard.weights.checkpoint import Checkpoint
 from regard.weights.load import open_weights
 from regard.weights.notes import LoadReport
 
 RATES = "dropout", "drop_path"
 """What no weights depend on."""
-SHAPE = tuple(name for name in MODEL_FIELDS if name not in RATES)
-"""What the weights decide about a run, unless asked otherwise; a recipe does not change it."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +29,22 @@ class Start:
     @property
     def shape(self) -> dict[str, Any]:
         """The settings of a run that the weights decide."""
-        return {"model": self.checkpoint.model} | {
-            name: self.checkpoint.config[name] for name in SHAPE if name in self.checkpoint.config
-        }
+        held = self.checkpoint.config.items()
+        return {"model": self.checkpoint.model} | {n: value for n, value in held if n not in (*RATES, "classes")}
 
-    def with_rates(self, config: RunConfig) -> Checkpoint:
+    def with_rates(self, fields: dict[str, Any]) -> Checkpoint:
         """The checkpoint with the run's dropout and stochastic depth."""
-        rates = {name: getattr(config, name) for name in RATES}
-        said = {name: rate for name, rate in rates.items() if rate is not None}
+        said = {name: fields[name] for name in RATES if name in fields and name in self.checkpoint.config}
         return replace(self.checkpoint, config=self.checkpoint.config | said)
 
     def to_json(self) -> dict[str, Any]:
         """For the run folder's transfer.json."""
         preparation = self.checkpoint.preparation
+        assert preparation is not None
         return asdict(self.report) | {"mean": preparation.mean, "std": preparation.std}
 
 
-def open_start(path: str | Path, classes: int, settings: dict[str, Any]) -> Start:
-    """Weights of any known format or a run's best, for so many classes and for what the settings ask."""
-    asked = {name: value for name in SHAPE if (value := settings.get(name)) is not None}
-    return Start(*open_weights(path, settings.get("model"), classes, new_head=True, **asked))
+def open_start(path: str | Path, classes: int, fields: dict[str, Any], model: str | None) -> Start:
+    """Weights of any known format or a run's best, for so many classes and with these fields of the config."""
+    asked = {name: value for name, value in fields.items() if name not in RATES}
+    return Start(*open_weights(path, model, classes, new_head=True, **asked))

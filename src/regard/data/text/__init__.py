@@ -1,10 +1,10 @@
 """From parallel text to batches of tokens: files in two languages, tokenizers, padded shapes, and a demo's corpus."""
 
 from regard.data.text.batches import EncodedPairs, Shape, TextBatch, TextLoader
-from regard.data.text.corpus import Corpus, Trouble, split_pairs
+from regard.data.text.corpus import Corpus, Trouble, known_by
 from regard.data.text.dates import dates_corpus
 from regard.data.text.marian import open_marian
-from regard.data.text.pairs import looks_parallel, open_pairs
+from regard.data.text.pairs import open_pairs
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers, train_tokenizer, train_tokenizers
 
 __all__ = [
@@ -18,10 +18,9 @@ __all__ = [
     "Tokenizers",
     "Trouble",
     "dates_corpus",
-    "looks_parallel",
+    "known_by",
     "open_marian",
     "open_pairs",
-    "split_pairs",
     "train_tokenizer",
     "train_tokenizers",
 ]

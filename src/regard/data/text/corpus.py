@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from regard.console import columns
-from regard.data.random import uniforms
 from regard.errors import DataError
 
 LISTED = 20
-SHARE = 0.1
-MOST = 2000
-"""Pairs that a cut takes at most: an interval of BLEU hardly narrows with more, and training needs the rest."""
 
 
 class Trouble(NamedTuple):
@@ -54,8 +51,44 @@ class Corpus:
     codes: tuple[str, ...] = ()
     """First words of sources that say what is wanted, such as a language; tokenizers keep them whole."""
 
+    path: str = ""
+    samples_word: ClassVar[str] = "pairs"
+    tested: ClassVar[bool] = True
+
     def __len__(self) -> int:
         return len(self.sources)
+
+    def given_splits(self) -> list[str | None]:
+        return [name or None for name in self.splits]
+
+    def strata(self) -> list[int]:
+        return [0] * len(self)
+
+    def stratum_name(self, stratum: int) -> str:
+        return "the text"
+
+    def ties(self, number: int) -> list[Hashable]:
+        """The same source or the same target sentence, whatever its case and spacing."""
+        texts = (self.sources[number], self.targets[number])
+        return [(side, " ".join(text.casefold().split())) for side, text in enumerate(texts)]
+
+    def require_trainable(self, splits: Sequence[str]) -> None: ...
+
+    def summary(self) -> str:
+        return f"{self.why}; {len(self):,} pairs, {self.source} to {self.target}"
+
+    def warnings(self, splits: Sequence[str]) -> list[str]:
+        return []
+
+    def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"name": self.key(n), "split": name, "source": known_by(self.sources[n])} for n, name in enumerate(splits)
+        ]
+
+    def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:
+        """The same source sentence."""
+        known = {row["source"] for row in rows}
+        return {n for n, sentence in enumerate(self.sources) if known_by(sentence) in known}
 
     def key(self, number: int) -> str:
         """What a pair is called in tables of predictions."""
@@ -89,7 +122,7 @@ class Corpus:
             total.update("\0".join((*row, "\n")).encode())
         return total.hexdigest()
 
-    def require_sound(self, share: float = 0.01) -> None:
+    def require_usable(self, share: float = 0.01) -> None:
         """Up to this share of each split's pairs may have been left out."""
         bad, good = Counter(t.split for t in self.trouble), Counter(self.splits)
         for split, count in bad.items():
@@ -143,6 +176,10 @@ class Corpus:
             "leaks": self.overlap(splits),
             "trouble": [t._asdict() for t in self.trouble],
             "ignored": list(self.ignored),
+            "samples": self.samples_word,
+            "findings": [
+                f"Pairs that occur more than once: {self.duplicates():,}; left out: {len(self.trouble):,}."
+            ],
         }
 
 
@@ -150,78 +187,6 @@ def _rank(split: str) -> tuple[int, str]:
     return ({"train": 0, "val": 1}.get(split, 2), split)
 
 
-def split_pairs(corpus: Corpus, seed: int, share: float = SHARE, most: int = MOST) -> tuple[list[str], str]:
-    """A split for every pair, and a sentence saying where it comes from.
-
-    What the data says is kept. What it lacks is cut from the training part: `share` of it, at most `most` pairs;
-    pairs with the same source or the same target sentence, whatever their case and spacing, are never parted.
-    """
-    given = set(corpus.splits)
-    names = [name or "train" for name in corpus.splits]
-    tests = sorted(name for name in given if name.startswith("test"))
-    if "train" not in names:
-        raise DataError("the data has no training split", where=corpus.name, do="add one called train")
-    made = (["test"] if given == {""} else []) + ([] if "val" in given else ["val"])
-    if made:
-        owners = _owners(corpus, [i for i, name in enumerate(names) if name == "train"])
-        wanted = {name: min(most, round(share * len(owners))) for name in made}
-        _cut(names, owners, wanted, seed, corpus.name)
-    own = ["train"] * (given != {""}) + ["val"] * ("val" in given) + tests
-    note = f"{', '.join(own)} as the data names them" if own else "the data names no splits"
-    if made:
-        note += "; " + " and ".join(f"{n} ({names.count(n)} of {len(names)} pairs)" for n in made)
-        note += f" cut with seed {seed}"
-    if not tests and "test" not in made:
-        note += "; there is no test split, so figures are on val, which also chose the weights"
-    return names, note
-
-
-def _cut(names: list[str], owners: dict[int, int], wanted: dict[str, int], seed: int, where: str) -> None:
-    """Move groups of training pairs to the new splits, in an order drawn by `seed`, in place."""
-    members: dict[int, list[int]] = {}
-    for i, owner in owners.items():
-        members.setdefault(owner, []).append(i)
-    if len(members) <= len(wanted):
-        raise DataError(
-            f"there are {len(members)} pairs with sentences of their own: too few to train, choose and test on",
-            where=where,
-            do="add sentences, or give the splits yourself (train.en, val.en, test.en, ...)",
-        )
-    roots = np.array(sorted(members), dtype=np.int64)
-    shuffled = roots[np.argsort(uniforms(seed, 0, roots, 1, use=6)[:, 0], kind="stable")].tolist()
-    moved: set[int] = set()
-    for name, count in wanted.items():
-        lacking = max(1, count)
-        for owner in shuffled:
-            # A group larger than what is lacking stays: hundreds of pairs may hang on one short sentence.
-            if owner not in moved and len(members[owner]) <= lacking:
-                lacking -= len(members[owner])
-                moved.add(owner)
-                for i in members[owner]:
-                    names[i] = name
-            if not lacking:
-                break
-        if name not in names:
-            raise DataError(
-                f"no {name} split can be cut: too many pairs share their sentences",
-                where=where,
-                do="remove repeated sentences, or give the splits yourself (train.en, val.en, test.en, ...)",
-            )
-
-
-def _owners(corpus: Corpus, pool: list[int]) -> dict[int, int]:
-    """For each pair, the first of those it must stay with: the same source or the same target sentence."""
-    owner = {i: i for i in pool}
-
-    def root(i: int) -> int:
-        while owner[i] != i:
-            owner[i] = owner[owner[i]]
-            i = owner[i]
-        return i
-
-    first: dict[tuple[int, str], int] = {}
-    for i in pool:
-        for side, text in enumerate((corpus.sources[i], corpus.targets[i])):
-            a, b = sorted((root(i), root(first.setdefault((side, " ".join(text.casefold().split())), i))))
-            owner[b] = a
-    return {i: root(i) for i in pool}
+def known_by(sentence: str) -> str:
+    """By which a sentence is known again, whatever its case and spacing."""
+    return hashlib.sha256(" ".join(sentence.casefold().split()).encode()).hexdigest()[:16]

@@ -13,19 +13,16 @@ from regard.data.text.corpus import Corpus, Trouble
 from regard.data.text.dates import dates_corpus
 from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
 from regard.errors import DataError, did_you_mean
+from regard.languages import CODES
 
 _TABLES = (".tsv", ".csv", ".txt", ".tab")
 _SPLIT = re.compile(r"(train|val|dev|test|newstest|newsdev)", re.IGNORECASE)
 _SPLIT_NAMES = {"train": "train", "val": "val", "dev": "val", "newsdev": "val", "test": "test", "newstest": "test"}
 _NO_LANGUAGES = "txt tsv csv md xml zip tar sh py log tex pdf doc spm bin pt npz gz xz bz"
-_CODES = """af am ar az be bg bn bs ca cs cy da de el en eo es et eu fa fi fr ga gl gu ha he hi hr hu hy id ig is it ja
-ka kk km kn ko ky la lb lo lt lv mg mk ml mn mr ms mt my nb ne nl nn no pa pl ps pt ro ru rw si sk sl so sq sr sv sw ta
-te tg th tk tl tr tt uk ur uz vi xh yo zh zu eng deu ger fra fre spa ita por rus jpn kor zho chi cmn nld pol tur ara hin
-ces cze ukr vie swe dan fin ell heb hun ind ron rum"""
 _WORDS = """source target src tgt trg input output english german french spanish italian portuguese russian japanese
 korean chinese dutch polish turkish arabic hindi czech ukrainian vietnamese swedish danish finnish greek hebrew
 hungarian indonesian romanian"""
-_HEADS = frozenset(_CODES.split()) | frozenset(_WORDS.split())
+_HEADS = frozenset(CODES.split()) | frozenset(_WORDS.split())
 
 
 def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> Corpus:
@@ -33,7 +30,7 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
     languages or columns are meant.
 
     Pairs with a fault (a side that is empty, too long, not UTF-8, or holds control characters) are left out and
-    listed in `trouble`; `Corpus.require_sound` says how many are too many. Files whose line counts differ are
+    listed in `trouble`; `Corpus.require_usable` says how many are too many. Files whose line counts differ are
     refused: nobody knows which lines belong together.
 
     >>> for name, text in (("train.en", "One.\\nTwo.\\n"), ("train.de", "Eins.\\nZwei.\\n")):
@@ -57,23 +54,6 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
         listed = "; ".join(str(t) for t in corpus.trouble[:5])
         raise DataError("there is no pair that can be used" + (f": {listed}" if listed else ""), where=path)
     return corpus
-
-
-def looks_parallel(path: Path) -> bool:
-    """Whether a folder holds one text in two languages, by the names of its files alone.
-
-    >>> (tmp / "texts").mkdir()
-    >>> for name in ("train.en", "train.de.gz"):
-    ...     (tmp / "texts" / name).touch()
-    >>> looks_parallel(tmp / "texts")
-    True
-    """
-    stems: Counter[str] = Counter()
-    for file in path.iterdir() if path.is_dir() else ():
-        stem, _, language = file.name.removesuffix(".gz").rpartition(".")
-        if re.split("[-_]", language)[0].lower() in _CODES.split() and file.is_file():
-            stems[stem] += 1
-    return any(count > 1 for count in stems.values())
 
 
 def _folder(root: Path, source: str | None, target: str | None) -> Corpus:

@@ -1,0 +1,74 @@
+"""What every data set offers, whatever it holds: keys, groups, strata, splits, a fingerprint, problems found."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+UNUSED = "unused"
+"""The split of training samples that a run leaves out."""
+
+
+class Dataset(Protocol):
+    """Images, volumes and sentence pairs; the splitter and the runner know no more than this."""
+
+    samples_word: ClassVar[str]
+    """What the samples are, in the plural."""
+    path: str
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def why(self) -> str:
+        """How the format was recognised."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def key(self, number: int) -> str: ...
+
+    def given_splits(self) -> list[str | None]:
+        """The split that the data names for each sample, if any."""
+        ...
+
+    @property
+    def tested(self) -> bool:
+        """Whether a test split is worth cutting: not of samples without labels."""
+        ...
+
+    def strata(self) -> Sequence[int]:
+        """Of each sample the stratum that a split keeps in proportion: its class, or 0."""
+        ...
+
+    def stratum_name(self, stratum: int) -> str: ...
+
+    def ties(self, number: int) -> list[Hashable]:
+        """What must not be divided over splits: samples that share one of these stay together."""
+        ...
+
+    def require_trainable(self, splits: Sequence[str]) -> None: ...
+
+    def require_usable(self, share: float = 0.0) -> None:
+        """An error if more than this share of the samples cannot be used."""
+        ...
+
+    def fingerprint(self) -> str: ...
+
+    def describe(self) -> str: ...
+
+    def summary(self) -> str:
+        """One line: what it is and how large."""
+        ...
+
+    def warnings(self, splits: Sequence[str]) -> list[str]: ...
+
+    def to_json(self, splits: list[str], note: str) -> dict[str, Any]: ...
+
+    def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
+        """Rows of splits.csv, by which samples are known again."""
+        ...
+
+    def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:
+        """The samples that occur in these rows of a run's splits.csv."""
+        ...

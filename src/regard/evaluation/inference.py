@@ -1,0 +1,49 @@
+"""A network over a whole split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data import Loader, Preparation, to_float
+
+
+@torch.inference_mode()
+def run_over(
+    model: nn.Module,
+    answer: Callable[[Tensor, Tensor], Tensor],
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `answer` gives for prepared images and their sample numbers; labels; and those numbers again."""
+    training = model.training
+    model.eval()
+    parts: list[tuple[np.ndarray, ...]] = []
+    try:
+        for number, batch in enumerate(loader.epoch(0), start=1):
+            x = preparation.normalised(to_float(batch.images.to(device)))
+            answers = answer(x, batch.numbers).cpu()
+            # Of a batch shared by several processes, one may hold a sample that counts elsewhere.
+            own = slice(None if batch.steps[0][1] else 0)
+            parts.append((answers.numpy()[own], batch.labels.numpy()[own], batch.numbers.numpy()[own]))
+            tick(number, "")
+    finally:
+        model.train(training)
+    answers, labels, index = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return answers, labels, index
+
+
+def features_of(
+    model: nn.Module,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the head sees (N, width), labels (N,) and sample numbers (N,), in the loader's order."""
+    return run_over(model, lambda x, _: model(x, class_token_only=True).features.float(), loader, preparation, device, tick)

@@ -1,0 +1,1 @@
+"""The one runner: a run from its data to its report, whatever its task."""

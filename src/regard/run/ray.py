@@ -1,0 +1,191 @@
+"""Training under Ray Train: the same function in processes that Ray starts, watches and replaces."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from regard import tasks
+from regard.errors import ConfigError, RegardError, RunError, missing
+from regard.run.runner import plain_settings, start
+from regard.run.settle import check_settings
+from regard.training.stopping import STOP_FILE, Stop
+from regard.weights import Run
+
+SILENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
+"""For a Ray of our own, read when it is imported. The first keeps it on 127.0.0.1, on any system."""
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+STORE = 10**8  # bytes of memory that Ray shares between processes: no data goes that way
+
+
+def train_on_ray(
+    data: str | Path,
+    *,
+    processes: int = 2,
+    restarts: int = 3,
+    quiet: bool = False,
+    command: str | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Run:
+    """`regard.train` in several processes that Ray starts; where one is lost, all resume from the last saved state.
+
+    Ray is started on this machine alone, reachable from nowhere else; with RAY_ADDRESS set, the cluster there is
+    used. `out` must be given, and be a folder that all machines share, as must the data. `restarts` is how often
+    a run may be taken up again.
+    """
+    settings = plain_settings(settings)
+    entry, _ = tasks.choose(data, settings)
+    asked = check_settings(entry, settings)
+    if asked.general.out is None:
+        raise ConfigError("a run on Ray has no folder", do="give --out, a folder that all machines share")
+    if processes < 1 or restarts < 0:
+        raise ConfigError(f"{processes} processes and {restarts} restarts make no run", do="give at least 1 and 0")
+    out = _absolute(asked.general.out)
+    if not (resume and (out / "config.json").is_file()):
+        Run.require_new(out)
+    settings |= {name: str(_absolute(settings[name])) for name in ("out", "weights") if settings.get(name)}
+    place = str(_absolute(data)) if Path(data).expanduser().exists() else str(data)
+    command = command or f"regard.train_on_ray({str(data)!r}, processes={processes}, **{settings!r})"
+    with _cluster(processes, quiet) as gpus:
+        settings["device"] = _device(asked.machine.device, gpus, processes)
+        job = {"data": place, "settings": settings, "quiet": quiet, "command": command}
+        _fit(job, processes, restarts, asked.machine.timeout, out)
+    return Run(out)
+
+
+def train_here(job: dict[str, Any]) -> None:
+    """One of the processes. Its folder was new when the run began, so what it holds now is resumed."""
+    try:
+        start("train", job["data"], job["settings"], resume=True, quiet=job["quiet"], command=job["command"])
+    except (KeyboardInterrupt, SystemExit):  # asked to stop, and saved; an error would make Ray start it anew
+        if not Path(os.environ[STOP_FILE]).exists():
+            raise
+
+
+def _fit(job: dict[str, Any], processes: int, restarts: int, timeout: float, out: Path) -> None:
+    from ray.train import FailureConfig, LoggingConfig, ScalingConfig
+    from ray.train import RunConfig as RayConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    notes = tempfile.mkdtemp(prefix=f".{out.name}-ray-", dir=out.parent)  # Ray's own, on the disk that all share
+    stop_file = Path(notes) / "stop"
+    gpu = job["settings"]["device"] == "cuda"
+    trainer = TorchTrainer(
+        train_here,
+        train_loop_config=job,
+        torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=int(timeout)),
+        scaling_config=ScalingConfig(num_workers=processes, use_gpu=gpu),
+        run_config=RayConfig(
+            name=out.name,
+            storage_path=notes,
+            failure_config=FailureConfig(max_failures=restarts),
+            logging_config=LoggingConfig(log_level="ERROR"),
+            worker_runtime_env={"env_vars": {STOP_FILE: str(stop_file)} | ({} if "RAY_ADDRESS" in os.environ else LOOPBACK)},
+        ),
+    )
+    try:
+        with Stop(job["quiet"]) as stop:
+            _wait(_aside(trainer.fit), stop, stop_file)
+            if stop.wanted:
+                stop.leave()
+    except Exception as error:
+        raise _ours(error, out) from error
+    finally:
+        shutil.rmtree(notes, ignore_errors=True)
+
+
+def _aside(work: Callable[[], Any]) -> Future[Any]:
+    """Done in a thread that nobody has to wait for: in the main one Ray would answer Ctrl-C in its own way."""
+    future: Future[Any] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever waits is told
+            future.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    return future
+
+
+def _wait(future: Future[Any], stop: Stop, stop_file: Path) -> None:
+    """Until the work is done; a request to stop is handed on to the processes, which save and end."""
+    while not future.done():
+        wait([future], timeout=0.5)
+        if stop.wanted and not stop_file.exists():
+            stop_file.touch()
+    future.result()
+
+
+@contextmanager
+def _cluster(processes: int, quiet: bool) -> Iterator[int]:
+    """Ray: as it already runs in this process, as RAY_ADDRESS says, or one of our own. Gives its number of GPUs."""
+    local = "RAY_ADDRESS" not in os.environ
+    # A token that only this process and its children know; otherwise Ray would write one to the home folder.
+    needed = SILENT | (ALONE | {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if local else {})
+    for name, value in needed.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.train.torch
+    except ImportError:
+        raise missing("Ray", "ray") from None
+    started = not ray.is_initialized()
+    if started:
+        own: dict[str, Any] = {
+            "address": "local",
+            "include_dashboard": False,
+            "num_cpus": processes,
+            "object_store_memory": STORE,
+        }
+        quietly = {"logging_level": "ERROR", "logging_config": ray.LoggingConfig(log_level="ERROR")}
+        ray.init(log_to_driver=not quiet, **quietly, **(own if local else {}))
+    try:
+        if started and local and not ray.util.get_node_ip_address().startswith("127."):
+            do = "call regard.train_on_ray before Ray is imported, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
+            raise ConfigError("Ray would listen to other machines", do=do)
+        yield int(ray.cluster_resources().get("GPU", 0))
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _device(asked: str, gpus: int, processes: int) -> str:
+    if asked != "cuda" and not (asked == "auto" and gpus):
+        return "cpu" if asked == "auto" else asked
+    if gpus < processes:
+        raise ConfigError(f"Ray has {gpus} GPUs for {processes} processes", do="give fewer --ray, or --device cpu")
+    return "cuda"
+
+
+def _absolute(path: str | Path) -> Path:
+    """Ray's processes have another working folder."""
+    return Path(path).expanduser().absolute()
+
+
+def _ours(error: Exception, out: Path) -> RegardError:
+    """What ended the run: an error of ours in one of the processes, or else whatever Ray says."""
+    failures = getattr(error, "worker_failures", {})
+    for failure in failures.values():
+        cause = getattr(failure, "_base_exc", failure)
+        if isinstance(cause, RegardError):
+            return cause
+    said = next(iter(failures.values()), error)
+    do = "the same command with --resume continues from the last saved state"
+    return RunError(f"Ray gave up: {str(said).strip().splitlines()[-1]}", where=out, do=do)

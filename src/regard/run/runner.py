@@ -1,0 +1,282 @@
+"""A run from its data to its report: started or resumed, trained, tested, explained, written down.
+
+Tasks are known only through `regard.task.Task` and the table in `regard.tasks`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import tasks
+from regard.console import Progress, columns
+from regard.data.dataset import Dataset
+from regard.errors import ConfigError, RunError, did_you_mean
+from regard.report import write_report
+from regard.run.settle import check_settings, pick_device, settle
+from regard.run.writer import NullWriter, RunWriter, add_command, create_folder
+from regard.settings import Origin, RunConfig
+from regard.task import Job, Task
+from regard.tasks import Entry
+from regard.training import ALONE, History, State, Training, World, joined, load_state
+from regard.weights import Run
+
+CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every", "shard")
+"""Settings that do not change the result, and so may be changed when a run is resumed."""
+
+
+def start(
+    command_name: str,
+    data: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    dataset: Dataset | None = None,
+    quiet: bool = False,
+    command: str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+) -> Run:
+    """A run from its settings to its report."""
+    settings = plain_settings(settings)
+    entry, why = tasks.choose(data, settings, command_name)
+    asked = check_settings(entry, settings)
+    out = settings.get("out")
+    if should_resume(out, resume):
+        changes = {name: settings[name] for name in CHANGEABLE if name in settings}
+        return resume_run(str(out), data=data, dataset=dataset, quiet=quiet, command=command, changes=changes)
+    task_class = entry.load()
+    with joined(torch.device(pick_device(asked.machine.device)), asked.machine.timeout) as world:
+        progress = Progress(quiet or not world.first)
+        if out and world.first:
+            Run.require_new(Path(out))
+        dataset = open_dataset(task_class, data, asked, dataset, progress)
+        progress.say(f"{data}: {dataset.summary()}; task: {entry.name} ({why})")
+        dataset.require_usable(asked.data.unreadable)
+        weights = task_class.start(asked, settings.get("model"), dataset)
+        config, origins = settle(entry, task_class, dataset, settings, weights)
+        config = config.change({"out": world.agree(config.general.out or "")})
+        splits, note = task_class.split(dataset, config)
+        progress.say(f"splits: {note}")
+        task = task_class(Job(config, origins, dataset, splits, note, weights))
+        prepare(task, progress)
+        if dry_run:
+            print(rehearse(task, progress))
+            return Run(Path(config.general.out or ""))
+        run = Run(Path(config.general.out or "").expanduser())
+        if world.first:
+            command = command or f"regard.{command_name}({str(data)!r}, **{settings!r})"
+            run = create_folder(task, str(data), command, progress)
+        world.wait()
+        history = train(run, task, progress, world)
+    if world.first:
+        finish(run, task, history, progress)
+    return run
+
+
+def resume_run(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    dataset: Dataset | None = None,
+    quiet: bool = False,
+    command: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Run:
+    """Continue a run exactly where it was stopped; `data` if its data has been moved."""
+    changes = dict(changes or {})
+    for name in changes:
+        if name not in CHANGEABLE:
+            raise ConfigError(f"{name} cannot be changed when a run is resumed", do=did_you_mean(name, CHANGEABLE))
+    opened = Run.open(run)
+    stored, entry, config, origins = read_config(opened)
+    config = config.change(changes)
+    task_class = entry.load()
+    with joined(torch.device(pick_device(config.machine.device)), config.machine.timeout) as world:
+        progress = Progress(quiet or not world.first)
+        if is_finished(opened, progress):
+            return opened
+        dataset = open_dataset(task_class, stored if data is None else data, config, dataset, progress)
+        splits = stored_splits(opened, dataset)
+        state = load_state(opened.checkpoint("state"))
+        weights = None if state else task_class.start(config, config.model.model, dataset)
+        task = task_class(Job(config, origins, dataset, splits, "as they were", weights))
+        prepare(task, progress, state, opened.path)
+        if world.first:
+            add_command(opened, command or f"regard.resume({str(run)!r}, **{changes!r})")
+        history = train(opened, task, progress, world, state)
+    if world.first:
+        finish(opened, task, history, progress)
+    return opened
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+
+
+def open_dataset(
+    task: type[Task], data: str | Path, config: RunConfig, dataset: Dataset | None, progress: Progress
+) -> Dataset:
+    """The data as it was read before, or read now."""
+    if dataset is None:
+        dataset = task.open(data, config, progress)
+    elif dataset.path != str(data):
+        what = "dataset is not what `regard.check` has read from this data"
+        raise ConfigError(what, where=data, do="leave it out")
+    return dataset
+
+
+def should_resume(out: str | None, resume: bool) -> bool:
+    """Whether a run that is asked for is there already: by request, or after a process was lost."""
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return bool(out) and (resume or restarted) and (Path(str(out)).expanduser() / "config.json").is_file()
+
+
+def is_finished(run: Run, progress: Progress) -> bool:
+    done = (run.path / "summary.json").is_file() and (run.path / "report.html").is_file()
+    if done:
+        progress.say(f"{run.path} is finished; there is nothing to resume")
+    return done
+
+
+def read_config(run: Run) -> tuple[str, Entry, RunConfig, dict[str, Origin]]:
+    """Where a run's data was, its task, its settings and where each came from."""
+    stored = run.read_config()
+    entry = tasks.find(stored.task)
+    config, origins = entry.config.from_json(stored.settings, run.path / "config.json")
+    return stored.data, entry, config, origins
+
+
+def stored_splits(run: Run, dataset: Dataset) -> list[str]:
+    """The splits of a run that is resumed; its data must be what it was."""
+    if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
+        do = "put it back as it was, or train anew on what it is now"
+        raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
+    return [row["split"] for row in run.read_rows("splits.csv")]
+
+
+def prepare(task: Task, progress: Progress, state: State | None = None, folder: Path | None = None) -> None:
+    """Build the model and settle what depends on it; `state` and `folder` are a running run's."""
+    job, about = task.job, state.about if state else None
+    task.prepare(progress, about, folder)
+    torch.manual_seed(job.config.general.seed)
+    task.model = task.build(about).to(job.device)
+    task.model.checkpointing = job.config.machine.checkpointing
+    task.parameters = sum(p.numel() for p in task.model.parameters())
+    task.adapt()
+    if folder:
+        return
+    changes = task.batch_settings(progress)
+    job.config = job.config.change(changes)
+    job.origins |= dict.fromkeys(changes, "auto")
+    optim = job.config.optim
+    if optim.steps is not None:
+        per_epoch = math.ceil(task.batches_per_epoch() / optim.accumulate)
+        job.config = job.config.change({"epochs": math.ceil(optim.steps / per_epoch)})
+        job.origins["epochs"] = "auto"
+    hidden = {"recipe", "out"} | ({"epochs"} if optim.steps else set())
+    values = job.config.flat()
+    chosen = [n for n, origin in job.origins.items() if origin in ("recipe", "auto") and n not in hidden]
+    said = ", ".join(f"{name}={values[name]}" for name in chosen if values.get(name) is not None)
+    progress.say(f"recipe {job.config.general.recipe} and data give {said}")
+
+
+def make_training(task: Task, validation: Any, writer: Any, progress: Progress, world: World) -> Training:
+    def validate(model: nn.Module, tick: Callable[..., None]) -> dict[str, float]:
+        return task.validate(model, validation, tick, world)
+
+    config = task.job.config
+    return Training(task.model, task, task.feed(world), config, task.device, validate, writer, progress, world)
+
+
+def train(run: Run, task: Task, progress: Progress, world: World, state: State | None = None) -> History:
+    """Train, from the saved state if there is one."""
+    trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    some = "" if trained == task.parameters else f", {trained:,} trained"
+    many = f" and {world.size - 1} more processes" if world.size > 1 else ""
+    name = task.job.config.model.model
+    progress.say(
+        f"{name}: {task.parameters:,} parameters{some}, {task.input_words}, on {task.device}{many}; run folder {run.path}"
+    )
+    validation = task.loader("val", world)
+    training = make_training(task, validation, RunWriter(run, task, world), progress, world)
+    if state:
+        training.restore(state)
+        at = training.history
+        progress.say(f"resuming from epoch {at.epoch}, update {at.updates} of {training.steps}")
+    try:
+        return training.run()
+    finally:
+        training.feed.close()
+        validation.close()
+
+
+def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
+    """Test the best weights once, explain some predictions, and write the report."""
+    trained, results = task.trained(run), {}
+    for part in task.tests:
+        with progress.bar(f"testing on {part}", len(task.job.part(part))) as tick:
+            results[part] = task.evaluate(trained, part, tick)
+    best, waiting = history.best or {}, history.waiting / max(history.seconds, 1e-9)
+    progress.say(f"training took {history.seconds:.0f} s, of which {waiting:.1%} waiting for data")
+    main, name = task.tests[0], task.best[0]
+    summary = {
+        "task": task.name, "split": main, "parameters": task.parameters, "seconds": round(history.seconds, 2),
+        "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),
+        f"val_{name}": best.get(f"val_{name}"), "headline": list(task.headline), **task.extra_summary(),
+        **results[main].to_json(), "others": {part: r.to_json() for part, r in results.items() if part != main},
+    }  # fmt: skip
+    run.write_json("summary.json", summary)
+    for part, result in results.items():
+        run.write_rows("predictions.csv" if part == main else f"predictions-{part}.csv", result.predictions())
+    task.explain(run, trained, results[main], progress)
+    report(run)
+
+
+def report(run: Run) -> None:
+    """Draw a run's figures and write its report from the files of its folder."""
+    _, entry, config, origins = read_config(run)
+    write_report(run, config, origins, entry.load())
+
+
+def rehearse(task: Task, progress: Progress) -> str:
+    """One step to see that all works, one to time it, one batch of validation; then what the run would take."""
+    job, optim = task.job, task.job.config.optim
+    samples = len(job.part("val"))
+    few = min(64, samples)
+    training = make_training(task, task.loader("val", limit=few), NullWriter(), progress, ALONE)
+    training.history.epoch = optim.epochs  # the first ones may be of low resolution
+    batches = list(itertools.islice(training.batches(), optim.accumulate))
+    task.model.train()
+    training.step.set_lr(0.0)
+    times, loss = [], 0.0
+    for _ in range(2):
+        begun = time.monotonic()
+        loss = float(training.step.train_step(batches)[0]) / len(batches)
+        times.append(time.monotonic() - begun)
+    begun = time.monotonic()
+    training.evaluate(task.model, lambda *_: None)
+    validation = (time.monotonic() - begun) * -(-samples // few)
+    seconds = times[1] * training.steps + validation * optim.epochs + times[0]
+    memory = torch.cuda.max_memory_allocated() if task.device.type == "cuda" else None
+    word = job.dataset.samples_word
+    named = [name for name in ("train", "val", *task.tests) if name in job.splits]
+    rows = [
+        ("task", task.name),
+        ("parameters", f"{task.parameters:,}"),
+        (word, ", ".join(f"{name} {job.splits.count(name):,}" for name in dict.fromkeys(named))),
+        ("steps", f"{training.steps:,} of {task.step_words}"),
+        ("first loss", f"{loss:.3f}"),
+        ("time per step", f"{times[1] * 1000:.0f} ms (the first one {times[0]:.1f} s)"),
+        ("time per epoch", f"{times[1] * training.steps / optim.epochs + validation:.0f} s with validation"),
+        ("training", f"about {seconds / 60:.1f} minutes, loading of {word} not counted"),
+        ("memory", f"{memory / 2**30:.2f} GiB on the GPU" if memory else "not measured on a CPU"),
+    ]
+    return columns(("plan", ""), rows)

@@ -1,0 +1,91 @@
+"""Writes what a run keeps to its folder. Of several processes the first one writes."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.console import Progress
+from regard.task import Task
+from regard.training import History, World, save_state
+from regard.version import __version__
+from regard.weights import Run, save_checkpoint, write_text
+
+
+class RunWriter:
+    """The training loop's writer."""
+
+    def __init__(self, run: Run, task: Task, world: World):
+        self.run, self.task, self.world = run, task, world
+
+    def weights(self, name: str, weights: dict[str, Tensor], history: History) -> None:
+        if not self.world.first:
+            return
+        self.run.write_rows("metrics.csv", history.rows)
+        row = (history.best or {}) if name == "best" else history.rows[-1]
+        held = self.task.kept_weights(self.run, name, weights)
+        save_checkpoint(self.run.checkpoint(name), self.task.checkpoint(row, held))
+        epochs = sorted(self.run.checkpoint("best").parent.glob("epoch-*.safetensors"))
+        for old in epochs[: -self.task.config.machine.keep or None]:
+            old.unlink(missing_ok=True)
+
+    def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        sharded = getattr(self.task.config.machine, "shard", False) and self.world.size > 1
+        save_state(self.run.checkpoint("state"), tensors, about | self.task.about(), self.world, sharded)
+
+    def trouble(self, history: History, numbers: list[int], what: str) -> None:
+        path = self.run.path / "trouble.json"
+        before = self.run.read_json("trouble.json") if path.exists() else []
+        names = [self.task.job.dataset.key(n) for n in numbers]
+        if self.world.first:
+            entry = {"epoch": history.epoch, "update": history.updates, "what": what, "samples": names}
+            self.run.write_json("trouble.json", [*before, entry])
+
+
+class NullWriter:
+    """Writes nothing: for a dry run."""
+
+    def weights(self, name: str, weights: dict[str, Tensor], history: History) -> None: ...
+
+    def state(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None: ...
+
+    def trouble(self, history: History, numbers: list[int], what: str) -> None: ...
+
+
+def create_folder(task: Task, data: str, command: str, progress: Progress) -> Run:
+    """The run folder, with all that is known before training."""
+    job = task.job
+    run = Run.create(Path(job.config.general.out or "runs/run"))
+    run.write_config(data, job.config, job.origins)
+    write_text(run.path / "command.txt", command + "\n")
+    run.write_json("environment.json", environment(job.device))
+    for line in job.dataset.warnings(job.splits):
+        progress.say(f"warning: {line}")
+    run.write_json("data.json", job.dataset.to_json(job.splits, job.note))
+    run.write_rows("splits.csv", job.dataset.split_rows(job.splits))
+    task.write(run, progress)
+    return run
+
+
+def add_command(run: Run, line: str) -> None:
+    path = run.path / "command.txt"
+    write_text(path, path.read_text(encoding="utf-8") + line + "\n")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """On what a run was made."""
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "regard": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "accelerator": accelerator,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,320 @@
+"""The settings of a run: frozen dataclasses in groups, with flat, unique names.
+
+- A group is a dataclass whose fields are made by `setting`: default, help text, allowed range.
+- A `RunConfig` holds groups; each task has its own subclass with the groups it uses and no others.
+- Flags and keywords are flat (`--lr`, `lr=`); config.json keeps the groups.
+- A name that no group has, and that is no field of the model, is refused with a suggestion.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self, get_type_hints
+
+from regard import registry
+from regard.config import fit_value
+from regard.errors import ConfigError, did_you_mean
+
+Origin = Literal["default", "recipe", "weights", "flag", "auto"]
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    common: bool = False,
+) -> Any:
+    """A field of a group. Numbers lie between `least` and `most`, or stay below `below`; `common` ones head the help."""
+    return field(default=default, metadata={"help": help, "range": (least, most, below), "common": common})
+
+
+class Group:
+    """Base of the groups: checks every number against its range."""
+
+    title: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):  # pyright: ignore[reportArgumentType]
+            _check_range(entry, getattr(self, entry.name))
+
+
+def _check_range(entry: Field[Any], value: Any) -> None:
+    least, most, below = entry.metadata.get("range", (None, None, None))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    flag = f"--{entry.name.replace('_', '-')}"
+    if not math.isfinite(value):
+        raise ConfigError(f"{entry.name}={value} is not a number", do=f"give {flag} a finite number")
+    if least is not None and value < least:
+        raise ConfigError(f"{entry.name}={value} is too small", do=f"give {flag} at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} to {most}")
+    if below is not None and value >= below:
+        raise ConfigError(f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} up to, not including, {below}")
+
+
+@dataclass(frozen=True)
+class Model(Group):
+    """Which network, and the fields of its config that differ from its own."""
+
+    title: ClassVar[str] = "model"
+    model: str = setting("vit_s16", "Name of the model; `regard models` lists them.", common=True)
+    shape: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """The changed fields that are not None."""
+        return {name: value for name, value in self.shape.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class General(Group):
+    title: ClassVar[str] = "general"
+    recipe: str | None = setting(None, "Named settings (docs/training.md). Default: chosen by the data.", common=True)
+    out: str | None = setting(None, "Run folder to make. Default: runs/DATA-MODEL, with a number if that exists.", common=True)
+    seed: int = setting(
+        0, "Seed of weights, order and augmentation; the same seed gives the same weights on a CPU.",
+        least=0, below=2**31, common=True,
+    )  # fmt: skip
+    explain: int = setting(6, "Number of test samples explained in the report.", least=0, common=True)
+
+
+@dataclass(frozen=True)
+class Optim(Group):
+    title: ClassVar[str] = "optimizer"
+    epochs: int = setting(100, "Passes over the training data.", least=1, common=True)
+    steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1, common=True)
+    accumulate: int = setting(1, "Batches per optimizer step: gradient accumulation.", least=1)
+    optimizer: Literal["adamw", "muon", "sgd"] = setting(
+        "adamw", "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.", common=True
+    )
+    lr: float = setting(1e-3, "Peak learning rate.", least=0, common=True)
+    weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
+    warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
+    schedule: Literal["cosine", "inverse_sqrt"] = setting("cosine", "How the learning rate falls after the warm-up.")
+    ema: float = setting(
+        0.998, "Decay of the exponential moving average of the weights, which is validated and saved; 0: off.", least=0, below=1
+    )
+    choose: Literal["best", "last"] = setting("best", "Which weights the run keeps: of the best epoch on validation data, or the last.")
+    clip: float = setting(1.0, "Largest norm of the gradient; 0: no clipping.", least=0)
+
+
+@dataclass(frozen=True)
+class Machine(Group):
+    title: ClassVar[str] = "machine"
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Where to run. Default: a GPU if there is one.", common=True)
+    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "Default: bf16 on a GPU that supports it, else fp32.")
+    compile: bool | None = setting(None, "torch.compile the blocks. Default: on a GPU only.")
+    checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time. Not with compile.")
+    save_every: float = setting(
+        30.0, "Seconds between saves of the state that `regard resume` reads; 0: every step.", least=0
+    )
+    keep: int = setting(0, "Number of latest epochs whose weights are kept, beside best and last.", least=0)
+    nonfinite: Literal["stop", "skip"] = setting("stop", "At a loss or gradient that is not finite: stop, or skip that step.")
+    timeout: float = setting(600.0, "Seconds after which a process that does not answer is considered dead.", least=1)
+
+
+@dataclass(frozen=True)
+class ImageMachine(Machine):
+    workers: int | None = setting(
+        None, "Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 16.", least=0
+    )
+    shard: bool = setting(False, "With several processes: shard the weights over them (FSDP2) in place of DDP.")
+
+
+@dataclass(frozen=True)
+class Data(Group):
+    title: ClassVar[str] = "data"
+    split_seed: int = setting(0, "Seed of the split, where the data names none.", least=0, below=2**31)
+    holdout: float = setting(0.15, "Share held out for val (and for test) where the data names no such split.", least=0, below=0.5)
+    unreadable: float = setting(0.01, "Share of samples that may be unreadable; they are listed and left out.", least=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.holdout == 0:
+            raise ConfigError("holdout=0 leaves nothing to choose and test on", do="give a share such as 0.15")
+
+
+@dataclass(frozen=True)
+class ImageData(Data):
+    batch_size: int | Literal["auto"] = setting(
+        64, "Images per batch, over all processes; auto: the most that the GPU can hold.", least=1, common=True
+    )
+    images: int | None = setting(
+        None, "Use only this many training images, the same number per class; smaller subsets are nested in larger ones.", least=1
+    )
+
+
+@dataclass(frozen=True)
+class Crops(Group):
+    """The variation that needs no labels."""
+
+    title: ClassVar[str] = "augmentation"
+    crop: Literal["none", "shift", "simple", "resized"] | None = setting(
+        None, "Random crops. Default: resized above 64 pixels, else shift (by up to an eighth); none in 3D."
+    )
+    flip: bool | None = setting(None, "Mirror each image every other epoch. Default: colour pictures only.", common=True)
+
+
+@dataclass(frozen=True)
+class Augment(Crops):
+    rotate: float = setting(0.0, "Largest random rotation in degrees.", least=0)
+    zoom: float = setting(0.0, "Largest random change of scale: 0.1 is 10 %.", least=0, below=1)
+    policy: Literal["none", "rand", "trivial", "three"] = setting(
+        "none", "RandAugment, TrivialAugment or DeiT III's 3-Augment.", common=True
+    )
+    strength: float = setting(0.3, "Strength of RandAugment, 0 to 1 (level 10 of 10).", least=0, most=1)
+    erase: float = setting(0.0, "Random erasing: share of images.", least=0, most=1)
+    mixup: float = setting(0.0, "Alpha of mixup; 0: off.", least=0, common=True)
+    cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.", least=0, common=True)
+    mixup_off: float = setting(0.0, "Share of the epochs, at the end, without mixup and CutMix.", least=0, below=1)
+    low_res: float = setting(
+        0.0, "Share of the epochs, at the beginning, that see only the middle three quarters of each side.", least=0, below=1
+    )
+
+
+@dataclass(frozen=True)
+class Transfer(Group):
+    """Where the weights come from, and which of them train."""
+
+    title: ClassVar[str] = "fine-tuning"
+    weights: str | None = setting(
+        None, "Start from these weights (also --from): a file of any public format, or a run. The model is inferred from it.",
+        common=True,
+    )  # fmt: skip
+    freeze: int | Literal["all"] | None = setting(None, "Freeze the stem and this many first blocks, or all but the head.", least=0)
+    lora: int | None = setting(None, "Freeze all but the head and learn low-rank updates (LoRA) of this rank.", least=1)
+    layer_decay: float = setting(
+        1.0, "Factor on the learning rate from each block to the one before it, such as 0.75.", least=1e-9, most=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freeze is not None and self.lora is not None:
+            raise ConfigError("lora freezes all but the head, so freeze has nothing to add", do="choose one of them")
+        for name in ("freeze", "lora"):
+            if getattr(self, name) is not None and self.weights is None:
+                raise ConfigError(f"{name} would freeze random weights", do="give trained ones by --from")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run. A task's subclass adds its groups: what is in none of them is refused."""
+
+    task_name: ClassVar[str] = ""
+    takes: ClassVar[str] = "image"
+    """The kind of input that its models have."""
+    not_shape: ClassVar[frozenset[str]] = frozenset()
+    """Fields of model configs that the task decides from the data."""
+    general: General = field(default_factory=General)
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    optim: Optim = field(default_factory=Optim)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        machine = self.machine
+        if machine.compile and machine.checkpointing:
+            raise ConfigError("compile and checkpointing do not go together", do="choose one of the two")
+        if getattr(machine, "shard", False) and machine.compile:
+            raise ConfigError("shard and compile do not go together", do="choose one of the two")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | None = None, **more: Any) -> Self:
+        """The defaults with these flat settings changed."""
+        return cls().change({**(values or {}), **more})
+
+    @classmethod
+    def groups(cls) -> dict[str, type[Group]]:
+        hints = get_type_hints(cls)
+        return {f.name: hints[f.name] for f in fields(cls)}
+
+    @classmethod
+    def entries(cls) -> Iterator[tuple[str, Field[Any], Any]]:
+        """Group, field and type of every setting but the model's shape."""
+        for group, kind in cls.groups().items():
+            hints = get_type_hints(kind)
+            for entry in fields(kind):  # pyright: ignore[reportArgumentType]
+                if entry.name != "shape":
+                    yield group, entry, hints[entry.name]
+
+    @classmethod
+    def shape_fields(cls, model: str | None = None) -> dict[str, Any]:
+        """Name and type of each settable field of the model's config; of all models of this kind if none is said."""
+        names = [model] if model else [n for n in registry.MODELS if registry.config_class(n).inputs == cls.takes]
+        found: dict[str, Any] = {}
+        for kind in {registry.config_class(name) for name in names}:
+            hints = get_type_hints(kind)
+            found |= {f.name: found[f.name] | hints[f.name] if f.name in found else hints[f.name] for f in fields(kind)}
+        return {name: kind for name, kind in found.items() if name not in cls.not_shape}
+
+    def change(self, values: Mapping[str, Any], where: object = None) -> Self:
+        """The same with some settings changed, each checked by its type and range."""
+        home = {entry.name: (group, kind) for group, entry, kind in self.entries()}
+        shape = self.shape_fields()
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name in home:
+                group, kind = home[name]
+                changed.setdefault(group, {})[name] = fit_value(value, kind, name, where)
+            elif name in shape:
+                held = changed.setdefault("model", {}).setdefault("shape", dict(self.model.shape))
+                held[name] = None if value is None else fit_value(value, _loose(shape[name]), name, where)
+            else:
+                raise ConfigError(
+                    f"{self.task_name or 'a run'} has no setting {name!r}", where=where, do=did_you_mean(name, [*home, *shape])
+                )
+        return replace(self, **{group: replace(getattr(self, group), **new) for group, new in changed.items()})
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its name, the model's shape included."""
+        values = {entry.name: getattr(getattr(self, group), entry.name) for group, entry, _ in self.entries()}
+        return values | dict(self.model.shape)
+
+    def check_model(self, given: Mapping[str, Any]) -> None:
+        """Refuse what the model has no field for, or cannot do."""
+        name, kind = self.model.model, registry.config_class(self.model.model)
+        if kind.inputs != self.takes:
+            able = [n for n in registry.MODELS if registry.config_class(n).inputs == self.takes]
+            raise ConfigError(f"{name} is not for {self.task_name}: it takes {kind.inputs}s", do=f"these are: {', '.join(able)}")
+        own = self.shape_fields(name)
+        for field_name, value in given.items():
+            if value is not None and field_name in self.shape_fields() and field_name not in own:
+                raise ConfigError(f"{name} has no {field_name}", do=f"of its shape these can be set: {', '.join(sorted(own))}")
+        if given.get("checkpointing") and not kind.can_checkpoint:
+            raise ConfigError(f"{name} cannot recompute its activations", do="leave --checkpointing to transformers")
+        if given.get("low_res") and not kind.any_size:
+            do = "leave --low-res out, or choose another model"
+            raise ConfigError(f"{name} takes inputs of one size, and low_res would give it smaller ones", do=do)
+
+    def to_json(self, origins: Mapping[str, Origin]) -> dict[str, Any]:
+        groups: dict[str, Any] = {"task": self.task_name}
+        for group, entry, _ in self.entries():
+            value = getattr(getattr(self, group), entry.name)
+            groups.setdefault(group, {})[entry.name] = {"value": value, "origin": origins[entry.name]}
+        groups["model"] |= {n: {"value": v, "origin": origins[n]} for n, v in self.model.shape.items()}
+        return groups
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], where: object) -> tuple[Self, dict[str, Origin]]:
+        names, known = dict[str, Any](), cls.groups()
+        for group, held in stored.items():
+            if group not in known:
+                raise ConfigError(f"{cls.task_name} has no group {group!r} of settings", where=where)
+            names |= held
+        try:
+            config = cls.of({name: entry["value"] for name, entry in names.items()})
+            return config, {name: entry["origin"] for name, entry in names.items()}
+        except (TypeError, KeyError, AttributeError):
+            raise ConfigError("the settings are damaged", where=where) from None
+
+
+def _loose(kind: Any) -> Any:
+    """A size or patch may also be given as one number for all axes."""
+    return int | kind if kind == tuple[int, ...] else kind

@@ -1,0 +1,298 @@
+"""What a task is: the one protocol by which the runner, the loop, the report and the fronts know all of them.
+
+A task is a folder `tasks/NAME/` and a row in `tasks.TASKS`. Its `settings.py` (free of torch) holds a subclass of
+`RunConfig`, its recipes and `recognise`; its `task.py` holds a subclass of `Task`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.settings import Origin, RunConfig
+
+if TYPE_CHECKING:
+    from regard.console import Progress
+    from regard.data.batch import Batch, Tensors
+    from regard.data.dataset import Dataset
+
+Tick = Callable[..., None]
+
+
+class Objective(Protocol):
+    """What a training step minimises."""
+
+    divisible: bool
+    """Whether a batch may be split into pieces with the same result."""
+
+    def forward(self, model: Callable[..., Any], batch: Batch) -> Any: ...
+
+    def loss(self, output: Any, targets: Tensors) -> Tensor:
+        """No host synchronisation: the step is recorded as a CUDA graph."""
+        ...
+
+    def num_targets(self, targets: Tensors) -> Tensor | int:
+        """The number of equal parts that `loss` is the mean of."""
+        ...
+
+
+class Section(NamedTuple):
+    """A part of report.html."""
+
+    title: str
+    html: str
+
+
+@dataclass
+class Page:
+    """What a task says of a run in report.html and model_card.md; the frame around it is shared."""
+
+    title: str
+    headline: str
+    """The main figure: HTML."""
+    headline_text: str
+    """The same for the model card."""
+    figures: list[tuple[str, str, str, str]]
+    """Rows of name, value, 95 % interval and meaning."""
+    chosen_by: str
+    """The validation figure that chose the weights."""
+    warnings: list[str] = field(default_factory=list)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
+    limits: str = ""
+    """Use and limits, for the model card; without it there is no card."""
+
+
+class Result(Protocol):
+    """What an evaluation found."""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Each with value, low, high and n."""
+        ...
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """Rows of predictions.csv."""
+        ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def describe(self) -> str:
+        """Beside the figures, for the screen."""
+        ...
+
+
+class Predictor(Protocol):
+    """What `regard.load` gives, for any task."""
+
+    def predict(self, item: Any, /, **options: Any) -> Any: ...
+
+    def predict_many(self, items: Any, /, **options: Any) -> Any: ...
+
+    def explain(self, item: Any, /, **options: Any) -> Any: ...
+
+    def inputs(self, words: Sequence[str]) -> Any:
+        """The inputs that words on the command line stand for."""
+        ...
+
+    def show(self, predictions: Any, **options: Any) -> None:
+        """Print predictions."""
+        ...
+
+    def save(self, predictions: Any, path: Path) -> Path:
+        """Write predictions as .csv or .json."""
+        ...
+
+
+@dataclass
+class Job:
+    """A run before its first step: its settings, where each came from, its data and splits, the weights it starts from."""
+
+    config: RunConfig
+    origins: dict[str, Origin]
+    dataset: Dataset
+    splits: list[str]
+    note: str = ""
+    start: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.config.machine.device)
+
+    def part(self, name: str) -> list[int]:
+        return [number for number, its in enumerate(self.splits) if its == name]
+
+
+class Task(ABC):
+    """One kind of work, bound to one run's job."""
+
+    name: ClassVar[str]
+    best: ClassVar[tuple[str, Literal["max", "min"]]]
+    """The validation figure that chooses the weights."""
+    headline: ClassVar[tuple[str, ...]]
+    """The figures that are printed at the end of a run."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.model: Any = None
+        self.parameters = 0
+
+    @property
+    def config(self) -> Any:
+        return self.job.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.job.device
+
+    # Before the run: data and settings.
+
+    @classmethod
+    @abstractmethod
+    def open(cls, data: str | Path, config: RunConfig, progress: Progress) -> Dataset:
+        """Read the data, saying what it is."""
+
+    @classmethod
+    def start(cls, config: RunConfig, model: str | None, dataset: Dataset) -> Any:
+        """The weights that the run starts from, if not random ones; `model` is the name asked for, if any."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def recipe_for(cls, dataset: Dataset, start: Any) -> str:
+        """The recipe for this data, where none is asked for."""
+
+    @classmethod
+    @abstractmethod
+    def from_data(cls, config: RunConfig, dataset: Dataset) -> dict[str, Any]:
+        """Values for the settings that may be left open."""
+
+    @classmethod
+    def split(cls, dataset: Dataset, config: RunConfig) -> tuple[list[str], str]:
+        from regard.data.splits import split
+
+        return split(dataset, config.data.split_seed, config.data.holdout)
+
+    # The run: network, batches, loss.
+
+    @abstractmethod
+    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        """What the network's inputs need: computed, or as a running run (`about`, `folder`) has it."""
+
+    @abstractmethod
+    def build(self, about: dict[str, Any] | None) -> Any:
+        """The network to train; the runner has seeded the generator."""
+
+    def network(self) -> Any:
+        """The network that checkpoints hold."""
+        return self.model
+
+    def batch_settings(self, progress: Progress) -> dict[str, Any]:
+        """Settings of a fresh run that depend on data and model, such as a smaller batch."""
+        return {}
+
+    def adapt(self) -> None:
+        """Freeze what is to stay as it is; then the model is in training mode."""
+        self.model.train()
+
+    @abstractmethod
+    def batches_per_epoch(self) -> int: ...
+
+    @abstractmethod
+    def feed(self, world: Any) -> Any:
+        """Batches for training, augmented, on the device."""
+
+    @abstractmethod
+    def loader(self, part: str, world: Any = None, limit: int | None = None) -> Any:
+        """The samples of one part as they are, for evaluation."""
+
+    @property
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What is minimised."""
+
+    @abstractmethod
+    def validate(self, model: nn.Module, loader: Any, tick: Tick, world: Any) -> dict[str, float]:
+        """Figures of the validation split, `loss` and the one named in `best` among them."""
+
+    # What is kept.
+
+    @abstractmethod
+    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Any: ...
+
+    def kept_weights(self, run: Any, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the trained weights those that a checkpoint holds; what else is needed is written beside it."""
+        return weights
+
+    def about(self) -> dict[str, Any]:
+        """What a saved state needs beside tensors, to build the same network again."""
+        return {}
+
+    def write(self, run: Any, progress: Progress) -> None:
+        """Files of the run folder that only this task has."""
+
+    # Words for the screen.
+
+    @property
+    def input_words(self) -> str:
+        return ""
+
+    @property
+    def step_words(self) -> str:
+        return ""
+
+    # After training.
+
+    @property
+    def tests(self) -> list[str]:
+        """The splits to test on, the main one first."""
+        return sorted({name for name in self.job.splits if name.startswith("test")}) or ["val"]
+
+    @abstractmethod
+    def trained(self, run: Any) -> Any:
+        """What is tested: the run's best weights."""
+
+    @abstractmethod
+    def evaluate(self, trained: Any, part: str, tick: Tick) -> Result: ...
+
+    def extra_summary(self) -> dict[str, Any]:
+        return {}
+
+    def explain(self, run: Any, trained: Any, result: Any, progress: Progress) -> None:
+        """Explain a few tested samples, for the report."""
+
+    @staticmethod
+    @abstractmethod
+    def page(run: Any, config: Any, data: dict[str, Any], summary: dict[str, Any]) -> Page:
+        """What report.html and model_card.md say, from the files of the run folder."""
+
+    # Trained models.
+
+    @classmethod
+    def predictor(cls, path: str | Path, device: torch.device, progress: Progress, **options: Any) -> Predictor:
+        from regard.errors import ConfigError
+
+        raise ConfigError(f"{cls.name} has nothing to predict", where=path)
+
+    @classmethod
+    def evaluate_on(cls, predictor: Any, dataset: Any, index: list[int], progress: Progress, **options: Any) -> Result:
+        """Figures of a trained model on other data."""
+        from regard.errors import ConfigError
+
+        raise ConfigError(f"{cls.name} has no evaluation on other data")
+
+    @classmethod
+    def compare(cls, first: Sequence[Any], second: Sequence[Any], data: dict[str, Any]) -> dict[str, Any]:
+        """By figure, how far the second run is ahead of the first: paired tests on rows of predictions.csv.
+
+        The rows are of the same samples; `data` is the first run's data.json.
+        """
+        from regard.errors import ConfigError
+
+        raise ConfigError(f"{cls.name} has no paired comparison")

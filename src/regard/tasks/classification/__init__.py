@@ -1,0 +1,1 @@
+"""Classification: one label per image, as probabilities over classes."""

@@ -1,0 +1,142 @@
+"""Predictions of a classifier over a whole split, and the figures they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.console import columns
+from regard.data import Loader, Preparation, Source
+from regard.evaluation import run_over
+from regard.metrics import Figure, Summary, summarise
+from regard.tasks.classification.loss import probabilities
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures with intervals, and every prediction behind them."""
+
+    summary: Summary
+    classes: tuple[str, ...]
+    keys: list[str]
+    index: np.ndarray
+    labels: np.ndarray
+    probs: np.ndarray
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        return self.summary.figures
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """One row per sample: name, truth, prediction, and the probability of each class (up to 100 of them)."""
+        named = self.classes if len(self.classes) <= 100 else ()
+        return [
+            {
+                "name": key,
+                "label": self.classes[label],
+                "predicted": self.classes[int(row.argmax())],
+                "confidence": f"{row.max():.6f}",
+                **{f"p_{name}": f"{p:.6f}" for name, p in zip(named, row[: len(named)], strict=True)},
+            }
+            for key, label, row in zip(self.keys, self.labels, self.probs, strict=True)
+        ]
+
+    def examples(self, count: int) -> list[int]:
+        """Up to `count` telling samples: half of them the most confident mistakes, then one right of each class."""
+        confidence, right = self.probs.max(1), self.probs.argmax(1) == self.labels
+        wrong = sorted(np.flatnonzero(~right).tolist(), key=lambda n: -confidence[n])
+        firsts = [np.flatnonzero(right & (self.labels == c))[:1].tolist() for c in range(len(self.classes))]
+        chosen = wrong[: count // 2] + [n for first in firsts for n in first]
+        rest = [*np.flatnonzero(right).tolist(), *wrong[count // 2 :]]
+        return list(dict.fromkeys(chosen + rest))[:count]
+
+    def describe(self) -> str:
+        """Per class, and the confusion matrix of up to 20 classes."""
+        measures = ("recall", "precision", "auroc")
+        text = columns(("class", "n", *measures), [
+            (name, row["recall"].n, *(_interval(row[m]) for m in measures))
+            for name, row in self.summary.per_class.items()
+        ])  # fmt: skip
+        if len(self.classes) <= 20:
+            rows = [(name, *row) for name, row in zip(self.classes, self.summary.confusion, strict=True)]
+            text += "\n\nconfusion (rows true, columns predicted)\n" + columns(("", *self.classes), rows)
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, ready for summary.json."""
+        per_class = {
+            name: {measure: figure._asdict() for measure, figure in row.items()}
+            for name, row in self.summary.per_class.items()
+        }
+        return {
+            "figures": {name: figure._asdict() for name, figure in self.figures.items()},
+            "per_class": per_class,
+            "confusion": self.summary.confusion.tolist(),
+            "reliability": self.summary.reliability.tolist(),
+        }
+
+
+def predict_loader(
+    model: nn.Module,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+    mirror: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities (N, classes), labels (N,) and sample numbers (N,), in the loader's order.
+
+    With `mirror`, the mean of what an image and its mirror image give.
+    """
+
+    def answer(x: Tensor, _: Tensor) -> Tensor:
+        views = (x, x.flip(-1)) if mirror else (x,)
+        return torch.stack([probabilities(model(view, class_token_only=True)) for view in views]).mean(0)
+
+    return run_over(model, answer, loader, preparation, device, tick)
+
+
+def quick_figures(
+    model: nn.Module,
+    loader: Loader,
+    preparation: Preparation,
+    device: torch.device,
+    tick: Callable[..., None] = lambda *_: None,
+    sums: Callable[[list[float]], list[float]] = lambda numbers: numbers,
+) -> dict[str, float]:
+    """What the training loop needs to choose by: accuracy and log loss, without intervals.
+
+    `sums` adds numbers up over the processes that share the loader's batches.
+    """
+    probs, labels, _ = predict_loader(model, loader, preparation, device, tick)
+    own = np.clip(probs[np.arange(len(labels)), labels], 1e-12, 1)
+    hits, lost, count = sums([float((probs.argmax(1) == labels).sum()), float(-np.log(own).sum()), len(labels)])
+    return {"accuracy": hits / count, "loss": lost / count}
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Loader,
+    preparation: Preparation,
+    source: Source,
+    classes: tuple[str, ...],
+    device: torch.device,
+    tick: Callable[[int, str], None] = lambda done, note="": None,
+    mirror: bool = False,
+) -> Evaluation:
+    """Figures with intervals over everything the loader gives. The source's classes are matched by name."""
+    probs, labels, index = predict_loader(model, loader, preparation, device, tick, mirror)
+    labels = np.array([classes.index(source.classes[label]) for label in labels])
+    keys = [source.samples[i].key for i in index]
+    return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)
+
+
+def _interval(figure: Figure) -> str:
+    if figure.value != figure.value:
+        return "–"
+    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"

@@ -1,0 +1,118 @@
+"""How good a network's features are, without training it: few-shot, linear and nearest-neighbour probes on images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.console import Progress
+from regard.data import Images, Loader, Scan
+from regard.data.splits import split
+from regard.errors import DataError
+from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
+from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
+from regard.report import figures
+from regard.settings import ImageData
+from regard.tasks.classification.predictor import Classifier
+from regard.tasks.images import read_images
+from regard.weights import Run, find_run, open_weights, seen_samples, write_text
+
+
+def probe(
+    run: str | Path,
+    data: str | Path,
+    *,
+    methods: Sequence[str] = METHODS,
+    shots: Sequence[int] | None = None,
+    draws: int = DRAWS,
+    neighbours: int = NEIGHBOURS,
+    seed: int = 0,
+    batch_size: int = 64,
+    device: torch.device,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **fields: Any,
+) -> Probe:
+    """How good a network's features are on data, without training it: few-shot, linear and nearest-neighbour probes.
+
+    `shots` are training images a class, as many of 1, 5, 10, 25, 50 and 100 as there are if not said; `draws` how
+    often they are drawn. `fields` are of the config, such as `size` (positions are resampled) or `heads`. `out` is
+    a new folder for probe.json, probe.csv and probe.svg.
+    """
+    progress = Progress(quiet)
+    if out is not None:
+        Run.require_new(Path(out))
+    checkpoint, report = open_weights(run, **fields)
+    for line in report.lines() if report.format != "regard" or report.untrained else ():
+        progress.say(line)
+    predictor = Classifier(checkpoint, device)
+    dataset = read_images(data, progress)
+    dataset.require_usable()
+    classes, samples, preparation = dataset.source.classes, dataset.source.samples, predictor.preparation
+    index, note = _parts(dataset, run, progress)
+    check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
+    loader = Loader(Images(dataset, preparation.size, preparation.channels), list(chain(*index.values())), batch_size)
+    with progress.bar("features", len(loader)) as tick:
+        parts = Parts.of(*features_of(predictor.model, loader, preparation, predictor.device, tick), index)
+    with progress.bar("probing", len(methods)) as tick:
+        rows = run_probes(
+            parts, classes, methods=methods, shots=shots, draws=draws, k=neighbours, seed=seed,
+            device=predictor.device, tick=tick,
+        )  # fmt: skip
+    result = Probe(rows, {
+        "weights": str(run), "data": str(data), "model": checkpoint.model, "size": preparation.size,
+        "features": parts.train.features.shape[1], "classes": classes, "splits": note, "seed": seed,
+        "images": {name: len(own) for name, own in index.items()},
+    })  # fmt: skip
+    if out is not None:
+        write_probe(Run.create(Path(out)), result.to_json())
+    return result
+
+
+def _parts(dataset: Scan, run: str | Path, progress: Progress) -> tuple[dict[str, list[int]], str]:
+    """The samples a probe learns from, chooses by and is tested on, and a sentence saying where they come from.
+
+    They are split as the run was, or as a new run would be; no image that the run trained on or chose its weights
+    by is tested on.
+    """
+    folder = find_run(run)
+    held = folder.read_json("config.json")["settings"].get("data", {}) if folder else {}
+    chosen = {name: held[name]["value"] for name in ("split_seed", "holdout") if name in held}
+    data = ImageData(**chosen)
+    names, note = split(dataset, data.split_seed, data.holdout)
+    parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
+    if not parts["test"]:
+        raise DataError(
+            "the data has no test split to probe on",
+            where=dataset.source.name,
+            do="name one test; if that is what is now val, a new val is cut from train",
+        )
+    progress.say(f"splits: {note}")
+    if leaks := len(dataset.crossing(names)):
+        progress.say(f"warning: {leaks} images stand in more than one split (`regard check` lists them)")
+    seen = seen_samples(dataset, run, progress)
+    new = [i for i in parts["test"] if i not in seen]
+    if not new:
+        raise DataError(
+            "the model was trained or chosen on every one of the test images",
+            where=dataset.source.name,
+            do="give other data, or the splits that the run had",
+        )
+    if folder:
+        left = len(parts["test"]) - len(new)
+        progress.say(f"tested on {len(new)} images the run never trained or chose on ({left} others are left out)")
+        note += f"; {left} test images left out that the run had trained or chosen on"
+    return parts | {"test": new}, note
+
+
+def write_probe(folder: Run, result: dict[str, Any]) -> None:
+    """Write probe.json, probe.csv and, where shots were drawn, probe.svg."""
+    rows = result["probes"]
+    folder.write_json("probe.json", result)
+    folder.write_rows("probe.csv", rows)
+    if any(row["probe"] == "few_shot" for row in rows):
+        write_text(folder.path / "probe.svg", figures.shots(rows))

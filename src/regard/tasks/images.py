@@ -1,0 +1,456 @@
+"""What tasks on images and volumes share: opening data, batches, a network for the data, reading what users give."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import registry
+from regard.config import make, to_dict
+from regard.console import Progress
+from regard.data import (
+    CROPS,
+    Augmenter,
+    Batch,
+    Images,
+    Loader,
+    Preparation,
+    Scan,
+    checked,
+    find_images,
+    fit_loses,
+    keep_some,
+    open_source,
+    read_image,
+    read_mask,
+    scan,
+    statistics,
+    to_tensor,
+)
+from regard.data.feed import ImageFeed
+from regard.data.splits import split
+from regard.errors import ConfigError, DataError
+from regard.explain import (
+    DEFAULT,
+    Explanation,
+    Inspection,
+    Visualisation,
+    attends,
+    check_method,
+    explain,
+    inspect_model,
+    random_twins,
+    reported,
+    visualise,
+)
+from regard.explain.draw import draw
+from regard.explain.explorer import BUDGET, keep_attention
+from regard.explain.visualise import STEPS
+from regard.geometry import three_quarters
+from regard.networks.base import Network
+from regard.nn.lora import merged
+from regard.settings import Augment, RunConfig
+from regard.task import Job, Task
+from regard.training import ALONE, World, adapt, largest_batch
+from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
+
+SMALL_SIDE = 64
+"""Pixels up to which pictures are small."""
+EVAL_BATCH_PIXELS = 2**22
+"""Numbers of small pictures that a GPU evaluates at once."""
+
+
+def network_of(checkpoint: Checkpoint) -> Network:
+    """The network that a checkpoint holds."""
+    model: Network = registry.build(checkpoint.model, **checkpoint.config)
+    model.load_state_dict(checkpoint.weights)
+    return model
+
+
+def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
+    """Read every image once, saying what they are."""
+    source = open_source(data, labels)
+    with progress.bar("reading", len(source.samples)) as tick:
+        dataset = scan(source, lambda done, total: tick(done))
+    dataset.path = str(data)
+    if source.ignored:
+        progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
+    return dataset
+
+
+def is_small(dataset: Scan) -> bool:
+    return max((max(size) for size in dataset.sizes), default=0) <= SMALL_SIDE
+
+
+class ImageTask(Task):
+    """A task whose inputs are images or volumes of one size."""
+
+    labels: ClassVar[bool] = True
+    """Whether the data's labels are used."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.images: Images
+        self.preparation: Preparation
+
+    @property
+    def dataset(self) -> Any:
+        return self.job.dataset
+
+    @classmethod
+    def open(cls, data: str | Path, config: RunConfig, progress: Progress) -> Any:
+        return read_images(data, progress, cls.labels)
+
+    @classmethod
+    def outputs(cls, dataset: Any) -> int:
+        """Number of outputs of the network's head."""
+        return len(dataset.source.classes)
+
+    @classmethod
+    def start(cls, config: Any, model: str | None, dataset: Any) -> Start | None:
+        weights = config.transfer.weights if hasattr(config, "transfer") else None
+        return open_start(weights, cls.outputs(dataset), config.model.fields(), model) if weights else None
+
+    @classmethod
+    def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:
+        splits, note = split(dataset, config.data.split_seed, config.data.holdout)
+        splits = [name if digest else "unreadable" for name, digest in zip(splits, dataset.digests, strict=True)]
+        if config.data.images is not None:
+            splits = keep_some(dataset, splits, config.data.images, config.general.seed)
+            note += f"; {config.data.images} training images are used, drawn with seed {config.general.seed}"
+        return splits, note
+
+    @classmethod
+    def from_data(cls, config: Any, dataset: Any) -> dict[str, Any]:
+        sizes = sorted(dataset.sizes, key=lambda size: -dataset.sizes[size])
+        model = config.model.model
+        axes, own = len(sizes[0]), registry.find(model).size
+        if {len(size) for size in sizes} != {len(own)}:
+            kind = {2: "pictures, such as vit_s16", 3: "volumes, such as vit3d_nano"}[axes]
+            wanted = "weights of a model" if config.flat().get("weights") else "a --model"
+            what = f"{model} takes inputs with {len(own)} axes and the data has {axes}"
+            raise ConfigError(what, do=f"choose {wanted} for {kind}")
+        one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
+        crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
+        in_memory = bool(dataset.cache) and (config.augment.crop or crop) not in CROPS
+        # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
+        forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
+        workers = min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
+        return {
+            "size": sizes[0] if one_size else own,
+            "channels": dataset.channels,
+            "crop": crop,
+            "flip": dataset.channels == 3 and axes == 2,
+            "workers": 0 if in_memory else workers,
+        }
+
+    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        if self.job.start:
+            for line in self.job.start.report.lines():
+                progress.say(line)
+
+    def build(self, about: dict[str, Any] | None) -> Network:
+        network = self._network(about)
+        size, channels = network.config.size, network.config.channels
+        self.images = Images(self.dataset, size, channels)
+        if about:
+            self.preparation = make(Preparation, about["preparation"])
+        elif self.job.start:
+            self.preparation = self.job.start.checkpoint.preparation
+        else:
+            self.preparation = Preparation(size, channels, *statistics(self.images, self.job.part("train")))
+        return self.assemble(network)
+
+    def _network(self, about: dict[str, Any] | None) -> Network:
+        """From weights, with a head of zeros; of a saved state's shape; or random as the seed says."""
+        model = self.config.model
+        if about:
+            return registry.build(model.model, **about["model"])
+        if self.job.start is None:
+            return registry.build(model.model, classes=self.outputs(self.dataset), **model.fields())
+        return network_of(self.job.start.with_rates(model.fields()))
+
+    def assemble(self, network: Network) -> Any:
+        """The module to train, made of the network."""
+        return network
+
+    def adapt(self) -> None:
+        """Freeze what is to stay as it is, and add what is learnt beside it."""
+        if hasattr(self.config, "transfer"):
+            adapt(self.model, self.config.transfer)
+        else:
+            self.model.train()
+
+    def batch_settings(self, progress: Progress) -> dict[str, Any]:
+        """A batch for so many training images: at least ten steps per epoch."""
+        data, count = self.config.data, len(self.job.part("train"))
+        few = max(4, count // 10)
+        if data.batch_size == "auto":
+            return {"batch_size": largest_batch(self.model, self.objective, self.blank, self.config, self.device, few)}
+        if self.job.origins["batch_size"] != "flag" and count < 10 * data.batch_size:
+            return {"batch_size": few}
+        return {}
+
+    def blank(self, count: int) -> Batch:
+        """A batch of zeros, to try out how many fit in memory."""
+        raise ConfigError(f"batch_size='auto' is not for {self.name}", do="give --batch-size a number")
+
+    def batches_per_epoch(self) -> int:
+        return math.ceil(len(self.job.part("train")) / self.config.data.batch_size)
+
+    def augmenter(self) -> Augmenter:
+        raise NotImplementedError
+
+    def window(self) -> tuple[int, ...]:
+        """What the epochs of low resolution see."""
+        config = self.network().config
+        return three_quarters(config.size, getattr(config, "patch", (1,) * len(config.size)))
+
+    def feed(self, world: World) -> ImageFeed:
+        config = self.config
+        varied = Images(
+            self.dataset, self.images.size, self.images.channels, crop=config.augment.crop, seed=config.general.seed
+        )
+        loader = Loader(
+            varied, self.job.part("train"), config.data.batch_size, shuffle=config.general.seed,
+            workers=config.machine.workers or 0, rank=world.rank, ranks=world.size,
+        )  # fmt: skip
+        return ImageFeed(loader, self.augmenter(), self.device)
+
+    def loader(self, part: str, world: World | None = None, limit: int | None = None) -> Loader:
+        world = world or ALONE
+        # More small pictures at once: a GPU would wait for Python, which launches its kernels.
+        usual, numbers = self.config.data.batch_size, self.images.channels * math.prod(self.images.size)
+        most = max(usual, min(4 * usual, EVAL_BATCH_PIXELS // numbers)) if self.device.type == "cuda" else usual
+        return Loader(
+            self.images, self.job.part(part)[:limit], most, workers=0 if limit else self.config.machine.workers or 0,
+            rank=world.rank, ranks=world.size,
+        )  # fmt: skip
+
+    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Checkpoint:
+        network, classes = to_dict(self.network().config), self.class_names()
+        return Checkpoint(
+            self.config.model.model, network, classes, self.preparation, progress, weights, self.name, self.details()
+        )
+
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the head's outputs."""
+        return self.dataset.source.classes
+
+    def details(self) -> dict[str, Any]:
+        """What else a checkpoint says."""
+        return {}
+
+    def kept_weights(self, run: Any, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return merged(weights)
+
+    def about(self) -> dict[str, Any]:
+        return {"model": to_dict(self.network().config), "preparation": asdict(self.preparation)}
+
+    def write(self, run: Run, progress: Progress) -> None:
+        if any(fit_loses(shape, self.images.size) for shape in self.dataset.sizes):
+            progress.say(f"images of other proportions than {self.images.size} are cut at the centre, not stretched")
+        if self.job.start:
+            tested, trained = self.tests[0], sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            folder = find_run(self.config.transfer.weights)
+            rows = [] if folder is None else folder.seen_rows()
+            seen = len(self.dataset.seen(rows).intersection(self.job.part(tested)))
+            if seen:
+                progress.say(f"warning: the weights come from a run that has seen {seen} of the images of {tested}")
+            facts = self.job.start.to_json() | {"parameters_trained": trained, f"seen_in_{tested}": seen}
+            run.write_json("transfer.json", facts)
+
+    @property
+    def input_words(self) -> str:
+        return f"input {self.images.size}"
+
+    @property
+    def step_words(self) -> str:
+        return f"{self.config.data.batch_size * self.config.optim.accumulate} images"
+
+
+def explain_images(
+    run: Run, predictor: Any, images: Images, samples: Sequence[tuple[int, str, str]], progress: Progress
+) -> None:
+    """Explain tested images, given by number, key and true label, and keep their attention for the report."""
+    done, room = list[list[Explanation]](), BUDGET
+    methods = reported(predictor.model)
+    with progress.bar("explaining", len(samples)) as tick:
+        for place, (number, key, truth) in enumerate(samples, start=1):
+            pixels = images[0, number][0]
+            done.append([predictor.explain(pixels, method=method).about(key, truth) for method in methods])
+            draw(done[-1], run.path / "explain" / f"{place:02d}.png")
+            x = predictor.preparation(pixels).to(predictor.device)
+            if attends(predictor.model):
+                room -= keep_attention(run, place, predictor.model, x, done[-1][0].picture, room)
+            tick(place)
+    if done:
+        run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
+
+
+Image = Any
+"""A path, a Pillow image, or pixels (channels, *size) as array or tensor: uint8, or floating point in 0..1."""
+
+
+class ImagePredictor:
+    """A trained model of images: images in, predictions and explanations out."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device):
+        assert checkpoint.preparation is not None
+        self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
+        self.model = network_of(checkpoint)
+        self.model.to(device).eval()
+        self.random_models: list[Network] = []
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"{name}({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
+
+    @classmethod
+    def open(cls, path: str | Path, device: torch.device, progress: Progress, heads: int | None = None) -> Any:
+        """From a run folder (its best weights) or a weights file of any known format."""
+        given: dict[str, Any] = {} if heads is None else {"heads": heads}
+        checkpoint, report = open_weights(path, **given)
+        for line in report.lines() if report.format != "regard" or report.untrained else ():
+            progress.say(line)
+        return cls(checkpoint, device)
+
+    # What a task decides.
+
+    def require_answers(self) -> None:
+        """An error if there is nothing to predict."""
+
+    def answers(self, output: Any) -> Tensor:
+        """What is predicted, (B, outputs)."""
+        raise NotImplementedError
+
+    def scores(self, output: Any) -> Tensor:
+        """What is explained, (B, outputs)."""
+        return output.logits.float()
+
+    def prediction(self, name: str, answer: Tensor) -> Any:
+        raise NotImplementedError
+
+    def target_number(self, target: str | None, answer: Tensor) -> int:
+        """Which output is explained."""
+        raise NotImplementedError
+
+    # The same for all.
+
+    def prepare(self, image: Image) -> Tensor:
+        """The network's input for an image, (1, channels, *size): fitted and normalised, on its device."""
+        return self.preparation(self._read(image)[1]).to(self.device)
+
+    def predict(self, image: Image) -> Any:
+        """The prediction for one image: a path, a Pillow image, or pixels (channels, *size), uint8 or float in 0..1."""
+        return next(self.predict_many([image]))
+
+    @torch.inference_mode()
+    def predict_many(
+        self, images: Iterable[Image], batch_size: int = 64, failed: list[DataError] | None = None
+    ) -> Iterator[Any]:
+        """Predictions in the order of the images, computed `batch_size` at a time.
+
+        An image that cannot be read is an error; given a list `failed`, the error goes there and the rest continues.
+        """
+        self.require_answers()
+        waiting: list[tuple[str, Tensor]] = []
+
+        def answer() -> Iterator[Any]:
+            x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
+            rows = self.answers(self.model(x, class_token_only=True)).cpu()
+            for (name, _), row in zip(waiting, rows, strict=True):
+                yield self.prediction(name, row)
+            waiting.clear()
+
+        for image in images:
+            try:
+                name, pixels = self._read(image)
+                waiting.append((name, self.preparation(pixels)))
+            except DataError as error:
+                if failed is None:
+                    raise
+                failed.append(error)
+            if len(waiting) == batch_size:
+                yield from answer()
+        if waiting:
+            yield from answer()
+
+    def explain(
+        self, image: Image, method: str = DEFAULT, target: str | None = None, *, mask: Any = None, **options: Any
+    ) -> Explanation:
+        """Why: a map over the image and its scores. `target` is the output to explain, the predicted one if not said.
+
+        `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
+        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it.
+        """
+        self.require_answers()
+        check_method(method, options, self.model)
+        name, pixels = self._read(image)
+        picture = self.preparation.picture(pixels)
+        region = None if mask is None else self.preparation.region(read_mask(mask, tuple(pixels.shape[1:])))
+        x = self.preparation.normalised(picture[None]).to(self.device)
+        self.random_models = self.random_models or random_twins(self.model)
+        with torch.inference_mode():
+            answer = self.answers(self.model(x, class_token_only=True))[0].cpu()
+        number = self.target_number(target, answer)
+        return explain(
+            self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
+            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.answers(output)[:, number],
+            method=method, mask=region, twins=self.random_models, **options,
+        )  # fmt: skip
+
+    def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
+        """What the network has learnt: filters, positions and, on images, attention distance and token norms.
+
+        `registers` adds that many test-time registers and measures the norms again, where there are outliers.
+        """
+        images = find_images([str(images)]) if isinstance(images, str | Path) else images
+        pictures = [self.preparation.picture(self._read(image)[1]) for image in images]
+        with Progress(quiet).bar("inspecting", len(pictures)) as tick:
+            together = torch.stack(pictures) if pictures else None
+            return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
+
+    def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
+        """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
+        mean, std = self.preparation.mean, self.preparation.std
+        wanted = {"steps": STEPS, "target": target} | wanted
+        with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
+            return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
+
+    def inputs(self, words: Sequence[str]) -> list[Path]:
+        """Files, folders or globs."""
+        return find_images(words)
+
+    @staticmethod
+    def _read(image: Image) -> tuple[str, Tensor]:
+        if isinstance(image, str | Path):
+            return str(image), read_image(Path(image).expanduser())[0]
+        if hasattr(image, "getbands"):
+            return "picture", to_tensor(image, "the given picture")
+        if not isinstance(image, Tensor | np.ndarray):
+            raise DataError(
+                f"a {type(image).__name__} is no image",
+                do="give a path, a Pillow image or pixels (several: predict_many)",
+            )
+        pixels = torch.as_tensor(image).cpu()
+        if pixels.ndim < 3 or pixels.shape[0] not in (1, 3):
+            raise DataError(
+                f"pixels of shape {tuple(pixels.shape)} are not (channels, *size) with 1 or 3 channels",
+                do="put the channels first: pixels.transpose(2, 0, 1), or volume[None]",
+            )
+        if pixels.is_floating_point():
+            return "pixels", torch.from_numpy(checked(pixels.float().numpy(), "the given pixels"))
+        if pixels.dtype != torch.uint8:
+            raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
+        return "pixels", pixels

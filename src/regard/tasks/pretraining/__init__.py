@@ -1,0 +1,1 @@
+"""Pre-training without labels: a masked autoencoder fills in hidden patches (He et al., 2022)."""

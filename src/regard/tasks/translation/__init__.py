@@ -1,0 +1,1 @@
+"""Translation: a sentence in, its words in another language out, one after the other."""

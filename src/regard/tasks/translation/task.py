@@ -1,0 +1,241 @@
+"""Translation for the runner: its data, tokenizers, batches, figures and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard import registry
+from regard.config import to_dict
+from regard.console import Progress
+from regard.data.feed import TextFeed
+from regard.data.splits import split
+from regard.data.text import Corpus, EncodedPairs, TextLoader, Tokenizers, open_pairs, train_tokenizers
+from regard.metrics import Comparison, compare_translations
+from regard.networks.translator import Translator as Network
+from regard.nn import Attention
+from regard.task import Job
+from regard.task import Task as BaseTask
+from regard.tasks.translation.evaluation import TranslationEvaluation, evaluate_translator, likelihoods
+from regard.tasks.translation.loss import NextWord
+from regard.tasks.translation.opening import TOKENIZERS
+from regard.tasks.translation.page import WORDS, page
+from regard.tasks.translation.predictor import BEAM_SIZE, LENGTH_PENALTY, Translator
+from regard.tasks.translation.settings import LARGE, Config
+from regard.training import ALONE, World
+from regard.weights import Checkpoint, Run
+
+MOST_HELD_OUT = 2000
+"""Pairs that a cut takes at most: an interval of BLEU hardly narrows with more, and training needs the rest."""
+FEWEST = 64  # tokens per batch, however few sentences there are
+BY_CHARACTERS = ("ja", "ko", "th", "zh", "jpn", "kor", "tha", "zho", "chi", "cmn")
+"""Languages whose words sacreBLEU's usual tokenizer does not separate: BLEU counts characters."""
+
+
+class Task(BaseTask):
+    name: ClassVar[str] = "translation"
+    best: ClassVar[Any] = ("loss", "min")
+    headline: ClassVar[tuple[str, ...]] = ("bleu", "exact_match")
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.tokenizers: Tokenizers
+        self.pairs: EncodedPairs
+
+    @property
+    def corpus(self) -> Corpus:
+        assert isinstance(self.job.dataset, Corpus)
+        return self.job.dataset
+
+    @property
+    def config(self) -> Config:
+        assert isinstance(self.job.config, Config)
+        return self.job.config
+
+    @classmethod
+    def open(cls, data: str | Path, config: Any, progress: Progress) -> Corpus:
+        return open_pairs(data, config.data.source, config.data.target)
+
+    @classmethod
+    def recipe_for(cls, dataset: Any, start: Any) -> str:
+        if dataset.kind == "made":
+            return "dates"
+        return "translate" if len(dataset) > LARGE else "translate_small"
+
+    @classmethod
+    def from_data(cls, config: Any, dataset: Any) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:
+        return split(dataset, config.data.split_seed, config.data.holdout, MOST_HELD_OUT)
+
+    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        corpus, data = self.corpus, self.config.data
+        if folder:
+            self.tokenizers = Tokenizers.load(folder / TOKENIZERS)
+        else:
+            train = self.job.part("train")
+            progress.say(f"learning a vocabulary of up to {data.vocabulary:,} tokens from {len(train):,} pairs")
+            self.tokenizers = train_tokenizers(
+                [corpus.sources[n] for n in train], [corpus.targets[n] for n in train], data.vocabulary,
+                data.tokenizer, joint=data.joint, codes=corpus.codes,
+            )  # fmt: skip
+        self.pairs = EncodedPairs(self.tokenizers, corpus.sources, corpus.targets)
+
+    def build(self, about: dict[str, Any] | None) -> Network:
+        model = self.config.model
+        if about:
+            return registry.build(model.model, **about["model"])
+        source, target = self.tokenizers.source, self.tokenizers.target
+        words = {"padding": target.pad, "start": target.start, "end": target.end}
+        vocabulary = target.size if self.tokenizers.shared else (source.size, target.size)
+        return registry.build(model.model, vocabulary=vocabulary, **words, **model.fields())
+
+    def batch_settings(self, progress: Progress) -> dict[str, Any]:
+        """A batch for so few sentences: at least ten steps per epoch."""
+        data = self.config.data
+        if self.job.origins["batch_tokens"] == "flag":
+            return {}
+        lengths = np.maximum(*self.pairs.lengths(np.array(self.job.part("train"))))
+        lengths = lengths[lengths <= data.max_length]
+        few = max(int(lengths.sum()) // 10, int(lengths.max(initial=FEWEST)))
+        return {"batch_tokens": few} if few < data.batch_tokens else {}
+
+    def batches_per_epoch(self) -> int:
+        return len(self._training_loader(ALONE))
+
+    def _training_loader(self, world: World) -> TextLoader:
+        data = self.config.data
+        return TextLoader(
+            self.pairs, self.job.part("train"), data.batch_tokens, shuffle=self.config.general.seed,
+            longest=data.max_length, rank=world.rank, ranks=world.size,
+        )  # fmt: skip
+
+    def feed(self, world: World) -> TextFeed:
+        return TextFeed(self._training_loader(world), self.device)
+
+    def loader(self, part: str, world: World | None = None, limit: int | None = None) -> TextLoader:
+        index, world = self.job.part(part)[:limit], world or ALONE
+        return evaluation_loader(self.pairs, index, self.config.data.batch_tokens, world)
+
+    @property
+    def objective(self) -> NextWord:
+        return NextWord(self.tokenizers.target.pad, self.config.task.label_smoothing)
+
+    def validate(self, model: nn.Module, loader: TextLoader, tick: Any, world: World) -> dict[str, float]:
+        sums, counts = likelihoods(model, loader, self.device, tick)
+        total, count = world.sums([float(sums.sum()), float(counts.sum())])
+        return {"loss": -total / count}
+
+    def checkpoint(self, progress: dict[str, Any], weights: dict[str, Tensor]) -> Checkpoint:
+        details = {"languages": [self.corpus.source, self.corpus.target]}
+        return Checkpoint(
+            self.config.model.model, to_dict(self.model.config), progress=progress, weights=weights, task=self.name,
+            details=details,
+        )  # fmt: skip
+
+    def about(self) -> dict[str, Any]:
+        return {"model": to_dict(self.model.config)}
+
+    def write(self, run: Run, progress: Progress) -> None:
+        (run.path / TOKENIZERS).mkdir()
+        self.tokenizers.save(run.path / TOKENIZERS)
+        left_out = len(self._training_loader(ALONE).left_out)
+        if left_out:
+            longest = self.config.data.max_length
+            progress.say(f"{left_out:,} training pairs have more than {longest} tokens and are not trained on")
+
+    @property
+    def input_words(self) -> str:
+        sizes = sorted({self.tokenizers.source.size, self.tokenizers.target.size})
+        return f"{' and '.join(f'{size:,}' for size in sizes)} tokens"
+
+    @property
+    def step_words(self) -> str:
+        return f"up to {self.config.data.batch_tokens * self.config.optim.accumulate:,} tokens per side"
+
+    def trained(self, run: Run) -> Translator:
+        return Translator.open(run.path, self.device)
+
+    def evaluate(self, trained: Translator, part: str, tick: Any) -> TranslationEvaluation:
+        options = self.config.task
+        return _evaluate(
+            trained, self.corpus, self.job.part(part), self.loader(part), options.beam_size, options.length_penalty, tick
+        )
+
+    def extra_summary(self) -> dict[str, Any]:
+        return {"padding": round(self._training_loader(ALONE).padding, 4)}
+
+    def explain(self, run: Run, trained: Translator, result: TranslationEvaluation, progress: Progress) -> None:
+        """Keep the attention of a few tested sentences, at even distances, for the report."""
+        if not any(isinstance(module, Attention) for module in trained.model.modules()):
+            return
+        count = min(self.config.general.explain, len(result.answers))
+        chosen = [result.answers[n * len(result.answers) // count] for n in range(count)]
+        made = []
+        with progress.bar("explaining", len(chosen)) as tick:
+            for number, answer in enumerate(chosen, start=1):
+                if answer.text:
+                    made.append(trained.explain(answer.source, answer.text).to_json())
+                tick(number)
+        if made:
+            run.write_json(WORDS, made)
+
+    page = staticmethod(page)
+
+    @classmethod
+    def predictor(cls, path: str | Path, device: torch.device, progress: Progress, **options: Any) -> Translator:
+        return Translator.open(path, device, **options)
+
+    @classmethod
+    def evaluate_on(
+        cls, predictor: Translator, dataset: Any, index: list[int], progress: Progress, beam_size: int = BEAM_SIZE,
+        length_penalty: float = LENGTH_PENALTY,
+    ) -> TranslationEvaluation:  # fmt: skip
+        pairs = EncodedPairs(predictor.tokenizers, dataset.sources, dataset.targets)
+        loader = evaluation_loader(pairs, index, 4096, ALONE)
+        with progress.bar("translating", len(index)) as tick:
+            return _evaluate(predictor, dataset, index, loader, beam_size, length_penalty, tick)
+
+    @classmethod
+    def compare(
+        cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
+    ) -> dict[str, Comparison]:
+        ours, theirs = ([row["translation"] for row in rows] for rows in (first, second))
+        references = [row["reference"] for row in first]
+        return compare_translations(ours, theirs, references, tokenize=tokenization(data["languages"][1]))
+
+
+def evaluation_loader(pairs: EncodedPairs, index: list[int], batch_tokens: int, world: World) -> TextLoader:
+    """Every pair, however long."""
+    most = max(int(lengths.max()) for lengths in pairs.lengths(np.array(index)))
+    return TextLoader(pairs, index, max(most, batch_tokens), rank=world.rank, ranks=world.size)
+
+
+def _evaluate(
+    translator: Translator, corpus: Corpus, index: list[int], loader: TextLoader, beam_size: int, length_penalty: float,
+    tick: Any,
+) -> TranslationEvaluation:  # fmt: skip
+    return evaluate_translator(
+        translator.model, translator.tokenizers, loader, [corpus.key(n) for n in index],
+        [corpus.sources[n] for n in index], [corpus.targets[n] for n in index], translator.device,
+        beams=beam_size, penalty=length_penalty, tokenize=tokenization(corpus.target), tick=tick,
+    )  # fmt: skip
+
+
+def tokenization(language: str) -> str:
+    """How sacreBLEU is to part words of a language.
+
+    >>> tokenization("de"), tokenization("zh_CN"), tokenization("kor")
+    ('13a', 'zh', 'char')
+    """
+    code = language.lower().replace("_", "-").partition("-")[0]
+    if code in ("zh", "zho", "chi", "cmn"):
+        return "zh"
+    return "char" if code in BY_CHARACTERS else "13a"
