@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard import registry
-from regard.config import CONFIGS, PretrainConfig, RunConfig, change, to_dict
+from regard.config import PretrainConfig, RunConfig, change, to_dict
 from regard.config_text import TranslateConfig
 from regard.console import Progress
 from regard.data import Preparation, Scan
@@ -18,7 +18,7 @@ from regard.data.text import Corpus
 from regard.errors import ConfigError, DataError, did_you_mean
 from regard.evaluation import repeat
 from regard.measuring import check, compare, evaluate, load, load_images, look_at, probe, read
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.predictor import build
 from regard.pretraining import Pretraining, finish_pretraining
 from regard.recipes.settle import check_settings, pick_device, settle
@@ -92,7 +92,7 @@ def create(
             raise ConfigError(
                 "neither a name nor weights say which model is meant", do="`regard models` lists the names"
             )
-        if classes is not None or registry.find(name).family in CONFIGS:
+        if classes is not None or registry.config_class(name).inputs == "image":
             fields["classes"] = 1000 if classes is None else classes
         return registry.build(name, **fields)
     if name is not None:

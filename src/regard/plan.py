@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import Origin, RunConfig
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn.lora import merged
 from regard.tasks import Learning
 from regard.training import ALONE, Feed, World

@@ -26,7 +26,7 @@ from regard.explain import (
     visualise,
 )
 from regard.explain.visualise import STEPS
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.tasks import Classification, Prediction
 from regard.weights import Checkpoint
 
@@ -84,7 +84,7 @@ class Predictor:
 
         def answer() -> Iterator[Prediction]:
             x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
-            probs = self.task.probabilities(self.model(x, lean=True)).cpu()
+            probs = self.task.probabilities(self.model(x, class_token_only=True)).cpu()
             for (name, _), row in zip(waiting, probs, strict=True):
                 yield Prediction.of(name, row, self.classes)
             waiting.clear()

@@ -12,9 +12,10 @@ from regard.console import Progress
 from regard.data import Augmenter, Loader, Masker
 from regard.errors import ConfigError, RunError
 from regard.evaluation import mean_loss, reconstruct, reconstruction_losses
-from regard.networks import Network
-from regard.networks.mae import MaskedAutoencoder
-from regard.networks.vit import ViT
+from regard.networks.base import Network
+from regard.networks.mae.config import MAEConfig
+from regard.networks.mae.network import MaskedAutoencoder
+from regard.networks.vit.network import ViT
 from regard.report import draw_reconstructions, write_report
 from regard.runner import ImagePlan
 from regard.tasks import Learning, MaskedPatches
@@ -44,7 +45,7 @@ class Pretraining(ImagePlan):
             raise ConfigError(
                 f"{config.model} is no ViT, and has no patches to hide", do="choose a ViT, such as vit_s16"
             )
-        return MaskedAutoencoder(network, config.autoencoder())
+        return MaskedAutoencoder(network, MAEConfig.of(config))
 
     def task(self) -> Learning:
         return MaskedPatches()

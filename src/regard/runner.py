@@ -28,7 +28,7 @@ from regard.explain import Explanation, attends, reported
 from regard.explain.draw import draw
 from regard.explain.explorer import BUDGET, keep_attention
 from regard.geometry import three_quarters
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.plan import Plan
 from regard.predictor import Predictor, build
 from regard.report import write_report

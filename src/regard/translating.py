@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard import registry
 from regard.config import Origin, change, to_dict
-from regard.config_text import TEXT_CONFIGS, TEXT_FIELDS, TranslateConfig
+from regard.config_text import TEXT_FIELDS, TranslateConfig
 from regard.console import Progress
 from regard.data.feed import TextFeed
 from regard.data.text import (
@@ -350,7 +350,7 @@ def is_text(data: str | Path, settings: dict[str, Any]) -> bool:
     if recipe in TEXT_RECIPES:
         return True
     if model is not None:
-        return model in registry.MODELS and registry.find(model).family in TEXT_CONFIGS
+        return model in registry.MODELS and registry.config_class(model).inputs == "text"
     return recipe is None and holds_text(data)
 
 

@@ -83,7 +83,7 @@ def predict_loader(
 
     def answer(x: Tensor, _: Tensor) -> Tensor:
         views = (x, x.flip(-1)) if mirror else (x,)
-        return torch.stack([task.probabilities(model(view, lean=True)) for view in views]).mean(0)
+        return torch.stack([task.probabilities(model(view, class_token_only=True)) for view in views]).mean(0)
 
     return run_over(model, answer, loader, preparation, device, tick)
 
@@ -96,7 +96,9 @@ def features_of(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the head sees (N, width), labels (N,) and sample numbers (N,), in the loader's order."""
-    return run_over(model, lambda x, _: model(x, lean=True).features.float(), loader, preparation, device, tick)
+    return run_over(
+        model, lambda x, _: model(x, class_token_only=True).features.float(), loader, preparation, device, tick
+    )
 
 
 @torch.inference_mode()

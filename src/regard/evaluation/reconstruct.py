@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data import Images, Loader, Preparation, patch_order
 from regard.evaluation.classify import run_over
 from regard.metrics import Figure
-from regard.networks.mae import MaskedAutoencoder
+from regard.networks.mae.network import MaskedAutoencoder
 from regard.tasks import MaskedPatches
 
 FIXED = 0  # the epoch whose masks these are: training counts from 1

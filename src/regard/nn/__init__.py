@@ -18,15 +18,15 @@ from regard.nn.patches import (
     ConvStem,
     GridPositions,
     PatchEmbed,
+    apply_rope,
     patchify,
     resample_grid,
-    rotations,
+    rope_table,
     sinusoid,
     sinusoid_grid,
-    turned,
     unpatchify,
 )
-from regard.nn.words import WordOrder, WordPositions, word_table
+from regard.nn.text_positions import WordOrder, WordPositions, word_table
 
 __all__ = [
     "MLP",
@@ -47,6 +47,7 @@ __all__ = [
     "Tape",
     "WordOrder",
     "WordPositions",
+    "apply_rope",
     "attend",
     "attend_additive",
     "attention_weights",
@@ -55,10 +56,9 @@ __all__ = [
     "patchify",
     "recording",
     "resample_grid",
-    "rotations",
+    "rope_table",
     "sinusoid",
     "sinusoid_grid",
-    "turned",
     "unpatchify",
     "word_table",
 ]

@@ -124,7 +124,7 @@ class EncoderBlock(nn.Module):
         *,
         only: int | None = None,
         grid: tuple[int, ...] = (),
-        turns: Tensor | None = None,
+        rope: Tensor | None = None,
     ) -> Tensor:
         """Tokens (B, N, width) in and out; `only` asks for the first few alone, which still see all others."""
         if self.positions is not None:
@@ -132,7 +132,7 @@ class EncoderBlock(nn.Module):
         keys = self.norm1(x) if self.norm_first else x
         x = x[:, :only]
         asked = (keys,) if only is None else (keys[:, :only], keys)
-        x = x + self._branch(self.scale1, self.attention(*asked, mask=mask, turns=turns))
+        x = x + self._branch(self.scale1, self.attention(*asked, mask=mask, rope=rope))
         if self.norm_first:
             return x + self._branch(self.scale2, self.mlp(self.norm2(x)))
         x = self.norm1(x)

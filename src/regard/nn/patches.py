@@ -194,15 +194,15 @@ class GridPositions(nn.Module):
         return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))
 
 
-def rotations(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.device | None = None) -> Tensor:
-    """Cosines and sines of the angles by which `turned` turns a head's numbers: (2, prefix + Π grid, width).
+def rope_table(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.device | None = None) -> Tensor:
+    """Cosines and sines of the angles by which `apply_rope` turns a head's numbers: (2, prefix + Π grid, width).
 
     Rotary positions (Su et al., "RoFormer", 2021) on a grid, axis by axis (Heo et al., "Rotary position embedding for
     vision transformers", 2024). Number i of the first half makes a pair with number i of the second, which is turned
     by a place times 100^(-i/n), i < n, for each of the n pairs of an axis; pairs that do not divide evenly, and prefix
     tokens, are not turned.
 
-    >>> rotations((2,), 4)[0]
+    >>> rope_table((2,), 4)[0]
     tensor([[1.0000, 1.0000, 1.0000, 1.0000],
             [0.5403, 0.9950, 0.5403, 0.9950]])
     """
@@ -210,16 +210,16 @@ def rotations(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.
     rates = 100.0 ** (-torch.arange(share, dtype=torch.float64, device=places[0].device) / share)
     angles = torch.cat([place[:, None] * rates for place in places], dim=1)
     angles = F.pad(angles, (0, width // 2 - angles.shape[1], prefix, 0))
-    turns = torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)])
-    return turns.float().to(device)
+    rope = torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)])
+    return rope.float().to(device)
 
 
-def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """Queries or keys (B, H, N, D), each turned by where it stands; `turns` may be of more tokens than are there.
+def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
+    """Queries or keys (B, H, N, D), each turned by where it stands; `rope` may be of more tokens than are there.
 
     The product of two that are turned tells how far they stand apart, not where.
     """
-    cosine, sine = turns[:, : x.shape[2]]
+    cosine, sine = rope[:, : x.shape[2]]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * cosine + wide.roll(x.shape[3] // 2, dims=-1) * sine).to(x.dtype)
 

@@ -39,7 +39,7 @@ def cifar() -> RunConfig:
     """
     return RunConfig(
         model="vit_s16", patch=2, width=256, heads=4, mlp=1024, depth=6, pool="mean", stem="conv",
-        positions="conditional", rotary=True, epochs=190, batch=250, narrow=0.6,
+        positions="conditional", rope=True, epochs=190, batch=250, narrow=0.6,
         optimizer="muon", lr=2e-3, weight_decay=0.4, ema=0.999, policy="trivial", mixup=0.8, cutmix=1.0, drop_path=0.1,
         holdout=0.02, choose="last", save_every=120.0,
     )  # fmt: skip

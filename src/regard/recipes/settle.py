@@ -8,10 +8,12 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from regard.config import CONFIGS, MODEL_FIELDS, Origin, PretrainConfig, RunConfig, change, to_dict
+from regard.config import MODEL_FIELDS, Origin, PretrainConfig, RunConfig, change, to_dict
 from regard.data import CROPS, Scan
 from regard.errors import ConfigError, RunError
+from regard.networks.mae.config import MAEConfig
 from regard.recipes import find
+from regard.registry import config_class
 from regard.registry import find as find_model
 from regard.weights import find_file
 
@@ -24,7 +26,7 @@ def check_settings(settings: dict[str, Any], kind: type[RunConfig] = RunConfig) 
     if config.recipe:
         _recipe(config.recipe, kind)
     if isinstance(config, PretrainConfig):
-        config.autoencoder()
+        MAEConfig.of(config)
         for name in settings:
             if name in _FOR_LABELS or (name == "batch" and config.batch == "auto"):
                 raise ConfigError(
@@ -81,10 +83,10 @@ def settle(
 
 def _own_fields(model: str) -> list[str]:
     """The settings that are fields of this model's config."""
-    family = find_model(model).family
-    if family not in CONFIGS:
+    kind = config_class(model)
+    if kind.inputs != "image":
         raise ConfigError(f"{model} is not for images", do="`regard models` lists those that have an input size")
-    own = {f.name for f in fields(CONFIGS[family])}
+    own = {f.name for f in fields(kind)}
     return [name for name in MODEL_FIELDS if name in own]
 
 

@@ -6,18 +6,18 @@ from dataclasses import fields
 from typing import Any
 
 from regard.config import Origin, change, to_dict
-from regard.config_text import TEXT_CONFIGS, TEXT_FIELDS, TranslateConfig
+from regard.config_text import TEXT_FIELDS, TranslateConfig
 from regard.data.text import Corpus
 from regard.errors import ConfigError, did_you_mean
 from regard.recipes.settle import check_values, free_folder, pick_device
-from regard.registry import MODELS
+from regard.registry import MODELS, config_class
 from regard.registry import find as find_model
 
 LARGE = 300_000  # pairs
 
 _FOR_IMAGES = (
     "weights", "images", "batch", "layer_decay", "freeze", "lora", "loss", "size", "channels", "patch", "pool",
-    "rotary", "registers", "layer_scale", "stem", "drop_path", "crop", "rotate", "zoom", "flip", "policy", "strength",
+    "rope", "registers", "layer_scale", "stem", "drop_path", "crop", "rotate", "zoom", "flip", "policy", "strength",
     "erase", "mixup", "cutmix", "calm", "narrow", "workers",
 )  # fmt: skip
 
@@ -133,11 +133,11 @@ def _open(config: TranslateConfig, corpus: Corpus, device: str) -> dict[str, Any
 
 
 def _own_fields(model: str) -> list[str]:
-    family = find_model(model).family
-    if family not in TEXT_CONFIGS:
-        able = [name for name, entry in MODELS.items() if entry.family in TEXT_CONFIGS]
+    kind = config_class(model)
+    if kind.inputs != "text":
+        able = [name for name in MODELS if config_class(name).inputs == "text"]
         raise ConfigError(f"{model} does not translate", do=f"these do: {', '.join(able)}")
-    own = {f.name for f in fields(TEXT_CONFIGS[family])}
+    own = {f.name for f in fields(kind)}
     return [name for name in TEXT_FIELDS if name in own]
 
 

@@ -49,7 +49,7 @@ class Classification:
     kind: Literal["softmax", "bce"] = "softmax"
 
     def output(self, model: Callable[..., Any], x: Tensor, targets: Tensor) -> Any:
-        return model(x, lean=True)
+        return model(x, class_token_only=True)
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         logits = output.logits.float()

@@ -6,7 +6,7 @@ from torch import nn
 
 from regard.config import RunConfig
 from regard.errors import ConfigError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.config import RunConfig
 from regard.errors import ConfigError, RunError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.tasks import Task
 from regard.training.step import mixed
 
@@ -33,7 +33,7 @@ def _try_out(model: Network, task: Task, config: RunConfig, device: torch.device
         batch = 2 * max(best, 1)
         try:
             with mixed(config, device):
-                output = twin(torch.zeros(batch, *shape, device=device), lean=True)
+                output = twin(torch.zeros(batch, *shape, device=device), class_token_only=True)
                 loss = task.loss(output, torch.zeros(batch, model.config.classes, device=device))
             loss.backward()
         except torch.OutOfMemoryError:

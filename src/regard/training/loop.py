@@ -17,7 +17,7 @@ from regard.config import RunConfig
 from regard.console import Progress
 from regard.data.feed import Portion, Waited
 from regard.errors import DivergedError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.tasks import Learning
 from regard.training.distributed import ALONE, World, watched, whole
 from regard.training.optim import Average, learning_rate

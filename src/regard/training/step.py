@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.config import RunConfig
 from regard.errors import RunError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.tasks import Learning
 from regard.training.distributed import ALONE, World, spread, unsynced, whole
 from regard.training.optim import make_optimizers

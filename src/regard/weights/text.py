@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard import registry
 from regard.config import read_json
-from regard.config_text import TEXT_CONFIGS
 from regard.data.text import Tokenizers
 from regard.errors import RegardError, RunError
 from regard.networks.translator import Translator
@@ -53,7 +52,7 @@ def translates(path: str | Path) -> bool:
             name = _header(path).get("model") if path.suffix == ".safetensors" else None
     except (OSError, ValueError, AttributeError, RecursionError, RegardError):
         return False
-    return isinstance(name, str) and name in registry.MODELS and registry.find(name).family in TEXT_CONFIGS
+    return isinstance(name, str) and name in registry.MODELS and registry.config_class(name).inputs == "text"
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -14,17 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.config import change
-from regard.config_text import TransformerConfig
+from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
 from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
-
-# width, depth, heads, mlp, dropout. base, big: the paper's Table 3.
-VARIANTS = {
-    "transformer_nano": (128, 2, 4, 512, 0.1),
-    "transformer_base": (512, 6, 8, 2048, 0.1),
-    "transformer_big": (1024, 6, 16, 4096, 0.3),
-}
 
 
 class Transformer(Translator):
@@ -36,7 +28,7 @@ class Transformer(Translator):
     torch.Size([1, 3, 50])
     """
 
-    REPEATED = (EncoderBlock, DecoderBlock)
+    BLOCKS = (EncoderBlock, DecoderBlock)
 
     config: TransformerConfig
 
@@ -123,15 +115,6 @@ class Transformer(Translator):
             x = block.step(x, Past(*past[two], *source[two]), state.at, own, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.decoder_norm(x)
-
-
-def configure(name: str, **changes: Any) -> TransformerConfig:
-    """The config of the variant called `name`; with two vocabularies, only target and output share a matrix."""
-    width, depth, heads, mlp, dropout = VARIANTS[name]
-    if isinstance(changes.get("vocabulary"), (tuple, list)):
-        changes.setdefault("embeddings", "tied")
-    config = TransformerConfig(width=width, depth=depth, heads=heads, mlp=mlp, dropout=dropout)
-    return change(config, changes, where=name)
 
 
 def build(name: str, **changes: Any) -> Transformer:
