@@ -179,7 +179,7 @@ class RunConfig:
     patch: int | tuple[int, ...] | None = None
     """Patch size. Default: the model's own, as the next fields'; a model without such a field refuses it."""
     width: int | None = None
-    """Numbers a token; channels after the stem of a ResNet; numbers a hidden layer of an MLP."""
+    """Embedding dimension; channels after the stem of a ResNet; hidden width of an MLP."""
     depth: int | None = None
     """Encoder blocks, or hidden layers of an MLP."""
     heads: int | None = None
@@ -191,7 +191,7 @@ class RunConfig:
     positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] | None = None
     """Position embedding."""
     rope: bool | None = None
-    """Beside it, turn each query and key by where it stands (RoPE): their product then tells how far apart."""
+    """Rotary position embedding (RoPE) of queries and keys, in addition to `positions`."""
     registers: int | None = None
     """Register tokens."""
     layer_scale: float | None = None

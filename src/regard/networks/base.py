@@ -18,14 +18,14 @@ class Output(NamedTuple):
 class Network(nn.Module):
     """What every model of the package offers.
 
-    `forward(x, class_token_only=True)` computes what the logits need and no more; the output's `tokens` are then only
-    those the head reads.
+    `forward(x, class_token_only=True)` skips work that the logits do not need: where there is a class token, the
+    output's `tokens` hold it alone.
     """
 
     BLOCKS: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """The kinds of block it is a stack of: their matrices are moved by Muon."""
+    """Classes of its repeated blocks; Muon updates their matrices."""
     TOKENS_ON_INPUT: ClassVar[bool] = False
-    """Whether the tokens of its output stand where the token map says."""
+    """Whether the output's tokens are at the positions on the input that the token map says."""
 
     config: Any
     """Its frozen dataclass of settings."""
@@ -34,7 +34,7 @@ class Network(nn.Module):
     checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, a third more time."""
     frozen: tuple[str, ...] = ()
-    """Modules that do not train: they stay in evaluation mode, so that no dropout or batch statistic moves them."""
+    """Modules that do not train: they stay in evaluation mode, without dropout or updates of batch statistics."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

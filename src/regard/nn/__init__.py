@@ -9,7 +9,7 @@ from regard.nn.attention import (
     capture,
     recording,
 )
-from regard.nn.blocks import MLP, Activation, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
+from regard.nn.blocks import MLP, Activation, BlockConfig, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
 from regard.nn.decoder import DecoderBlock, Past
 from regard.nn.int8 import Int8Linear
 from regard.nn.multihead import MultiHeadAttention
@@ -32,6 +32,7 @@ __all__ = [
     "MLP",
     "Activation",
     "Attention",
+    "BlockConfig",
     "ConditionalPositions",
     "ConvStem",
     "DecoderBlock",

@@ -47,10 +47,10 @@ class MultiHeadAttention(Attention):
     ) -> Tensor:
         """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys.
 
-        With `rope` (see `rope_table`) queries and keys tell where they stand; queries are then the first of the keys.
+        With `rope` (see `rope_table`) queries and keys are rotated by position; queries are then the first of the keys.
         """
         if keys is None and rope is not None and queries.is_cuda and queries.requires_grad:
-            # Three products: of one, a GPU would put the turned gradients side by side, which takes it longer.
+            # Three products: of one, a GPU would concatenate the rotated gradients, which takes it longer.
             keys = values = queries
         if keys is None:
             q, k, v = self.project(queries)

@@ -20,7 +20,7 @@ from regard.geometry import TokenMap, grid_of
 from regard.networks.base import Network
 from regard.networks.mae.config import MAEConfig
 from regard.networks.vit.network import ViT
-from regard.nn import EncoderBlock, GridPositions, patchify, unpatchify
+from regard.nn import BlockConfig, EncoderBlock, GridPositions, patchify, unpatchify
 
 
 class MAEOutput(NamedTuple):
@@ -75,9 +75,8 @@ class MaskedAutoencoder(Network):
         self.bridge = nn.Linear(own.width, width)
         self.mask_token = nn.Parameter(torch.empty(width))
         self.positions = GridPositions("sinusoidal", self.grid, width, prefix=self.prefix)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(width, config.decoder_heads, 4 * width, eps=own.eps) for _ in range(config.decoder_depth)
-        )
+        shape = BlockConfig(width, config.decoder_heads, 4 * width, eps=own.eps)
+        self.blocks = nn.ModuleList(EncoderBlock(shape) for _ in range(config.decoder_depth))
         self.norm = nn.LayerNorm(width, eps=own.eps)
         self.pixels = nn.Linear(width, own.channels * math.prod(own.patch))
         self.reset_parameters()

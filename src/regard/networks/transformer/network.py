@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
-from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
+from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
 
 
 class Transformer(Translator):
@@ -35,22 +35,23 @@ class Transformer(Translator):
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
         width, heads = config.width, config.heads
-        sizes = {
-            "key_width": config.key_width,
-            "value_width": width // heads if config.value_width is None else config.value_width,
-        }
-        shape: dict[str, Any] = {"norm": config.norm, "activation": config.activation, "dropout": config.dropout}
-        shape |= sizes | {"eps": config.eps}
+        shape = BlockConfig(
+            width,
+            heads,
+            config.mlp,
+            norm=config.norm,
+            activation=config.activation,
+            dropout=config.dropout,
+            key_width=config.key_width,
+            value_width=width // heads if config.value_width is None else config.value_width,
+            eps=config.eps,
+        )
         self.source_positions = WordPositions(config.positions, config.length, width)
         self.positions = WordPositions(config.positions, config.length, width)
         self.longest = config.length if config.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList(
-            EncoderBlock(width, heads, config.mlp, inner_dropout=0.0, **shape) for _ in range(config.depth)
-        )
-        self.decoder = nn.ModuleList(
-            DecoderBlock(width, heads, config.mlp, **shape) for _ in range(config.decoder_depth or config.depth)
-        )
+        self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(config.depth))
+        self.decoder = nn.ModuleList(DecoderBlock(shape) for _ in range(config.decoder_depth or config.depth))
         final = config.norm == "pre" if config.final_norm is None else config.final_norm
         self.encoder_norm = nn.LayerNorm(width, eps=config.eps) if final else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width, eps=config.eps) if final else nn.Identity()

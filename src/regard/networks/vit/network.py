@@ -2,12 +2,16 @@
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 
-Departures from the paper: patches are padded where the size does not divide; positions may be axial,
-sinusoidal, absent, or told anew in every block by a convolution (Chu et al., 2021), and queries and keys may be
-turned by where they stand (Heo et al., 2024); register tokens (Darcet et al., 2024) may follow the class token,
-without a position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
-may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture"); the norms
-of a block may stand after its branches, the last norm staying where it is.
+Departures from the paper:
+
+- Patches are padded where the size does not divide.
+- Positions may be axial, sinusoidal, absent, or a convolution in every block (Chu et al., 2021); queries and keys may
+  be rotated by position (RoPE; Heo et al., 2024).
+- Register tokens (Darcet et al., 2024) may follow the class token, without a position.
+- Mean pooling (Zhai et al., 2022) does without a class token.
+- Convolutions (Xiao et al., 2021) may replace the patch projection, as may the paper's own ResNet (section 3.1,
+  "Hybrid architecture").
+- The norms of a block may come after its branches; the last norm stays where it is.
 """
 
 from dataclasses import replace
@@ -22,7 +26,17 @@ from regard.geometry import TokenMap, grid_of
 from regard.networks.base import Network, Output
 from regard.networks.resnet.bit import HybridStem
 from regard.networks.vit.config import ViTConfig, configure
-from regard.nn import ConvStem, EncoderBlock, GridPositions, LastNorm, PatchEmbed, drop_rates, recording, rope_table
+from regard.nn import (
+    BlockConfig,
+    ConvStem,
+    EncoderBlock,
+    GridPositions,
+    LastNorm,
+    PatchEmbed,
+    drop_rates,
+    recording,
+    rope_table,
+)
 
 STEMS = {"patch": PatchEmbed, "conv": ConvStem, "r50": HybridStem}
 
@@ -54,20 +68,19 @@ class ViT(Network):
         self.positions = GridPositions(config.positions, grid, width, prefix=int(classed))
         self.register_buffer("rope", self.rope_on(grid) if config.rope else None, persistent=False)
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                width,
-                config.heads,
-                config.mlp,
-                norm=config.norm,
-                dropout=config.dropout,
-                drop_path=rate,
-                layer_scale=config.layer_scale,
-                eps=config.eps,
-                axes=len(grid) if config.positions == "conditional" else 0,
-            )
-            for rate in drop_rates(config.drop_path, config.depth)
+        shape = BlockConfig(
+            width,
+            config.heads,
+            config.mlp,
+            norm=config.norm,
+            dropout=config.dropout,
+            mlp_dropout=config.dropout,
+            layer_scale=config.layer_scale,
+            eps=config.eps,
         )
+        axes = len(grid) if config.positions == "conditional" else 0
+        rates = drop_rates(config.drop_path, config.depth)
+        self.blocks = nn.ModuleList(EncoderBlock(shape, drop_path=rate, axes=axes) for rate in rates)
         self.norm = LastNorm(width, eps=config.eps)
         self.head = self._make_head(config.classes, config.head)
         self.reset_parameters()
@@ -141,7 +154,7 @@ class ViT(Network):
         return self.drop(tokens)
 
     def rope_on(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor:
-        """By what queries and keys of rope positions are turned; prefix tokens are not."""
+        """The table for `apply_rope` on this grid; prefix tokens are not rotated."""
         prefix = int(self.config.pool == "class") + self.config.registers
         return rope_table(grid, self.config.width // self.config.heads, prefix, device)
 
