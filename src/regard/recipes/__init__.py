@@ -32,7 +32,7 @@ def cifar() -> RunConfig:
     regard train DATA --recipe cifar
 
     Tokens come from two convolutions (--stem patch: from one projection), and every block tells them where they
-    stand by a convolution of its own; queries and keys are rotated too (RoPE). The first epochs see windows of three quarters
+    stand by a convolution of its own; queries and keys use RoPE. The first epochs see windows of three quarters
     of each side. CIFAR-10 on one H200: 95.05 % of the test images in 465 seconds from start to end, one run, and 95.3 %
     judged with their mirror images (`regard eval --mirror`). An earlier form of it, of 90 epochs, had 93.8 % in 269
     seconds (benchmarks/results/cifar10.md). On a CPU it would take days.
