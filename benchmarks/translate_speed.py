@@ -32,7 +32,8 @@ from torch.nn import functional as F
 from regard.config import RunConfig
 from regard.evaluation.translate import make_search
 from regard.networks.products import in_int8
-from regard.networks.transformer import Transformer, configure
+from regard.networks.transformer.config import configure
+from regard.networks.transformer.network import Transformer
 from regard.tasks import NextWord
 from regard.training.step import Step, mixed
 from regard.weights.seq2seq import EPS, save_marian

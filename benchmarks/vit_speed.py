@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import Tape
 
 PEERS = {"vit_b16": ("vit_base_patch16_224", 256), "vit_l16": ("vit_large_patch16_224", 128)}
@@ -51,7 +51,8 @@ def compare(label: str, ours: Callable[[], object], theirs: Callable[[], object]
 
 def logits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Of either model: timm's returns them as they are, ours by name."""
-    return model(x, lean=True).logits if isinstance(getattr(model, "_orig_mod", model), Network) else model(x)
+    ours = isinstance(getattr(model, "_orig_mod", model), Network)
+    return model(x, class_token_only=True).logits if ours else model(x)
 
 
 def trainer(model: nn.Module, x: torch.Tensor, y: torch.Tensor):

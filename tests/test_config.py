@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from regard.config import RunConfig, ViTConfig, change, make, to_dict
+from regard.config import RunConfig, change, make, to_dict
 from regard.errors import ConfigError, RegardError, did_you_mean
+from regard.networks.vit.config import ViTConfig
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_every_method_on_the_gpu_equals_itself_on_the_cpu(method):
 KINDS = ("learned", "sinusoidal", "axial", "conditional", "none")
 
 
-@pytest.mark.parametrize("fields", [*({"positions": kind} for kind in KINDS), {"rotary": True, "pool": "mean"}])
+@pytest.mark.parametrize("fields", [*({"positions": kind} for kind in KINDS), {"rope": True, "pool": "mean"}])
 def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
     """CUDA graphs against plain steps: same batches (smaller ones first, once fewer), same rates, nothing random."""
     sides = [12] * 6 + [16] * 8

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard import registry
 
 ROOT = Path(regard.__file__).parent
 
@@ -43,12 +44,18 @@ def run(*words: str) -> str:
         run("--help"),
         run("train", "--help"),
         run("models"),
+        "from regard import registry; [registry.configure(name) for name in registry.MODELS]",
     ],
 )
 def test_light_things_do_not_import_torch(code):
     check = code + "\nimport sys; heavy = {'torch', 'numpy', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_configs_name_the_family_that_the_registry_finds_them_in():
+    for name, entry in registry.MODELS.items():
+        assert registry.config_class(name).family == entry.family
 
 
 def test_only_one_module_computes_attention():

@@ -84,111 +84,11 @@ def fit_value(value: Any, hint: Any, name: str, where: object) -> Any:
     raise ConfigError(f"{name} cannot be {value!r}", where=where, do=f"give it a value of type {wanted}")
 
 
-@dataclass(frozen=True)
-class ViTConfig:
-    """A Vision Transformer's shape. `size`, `patch` and the grid have as many axes as the input."""
-
-    size: tuple[int, ...] = (224, 224)
-    patch: tuple[int, ...] = (16, 16)
-    channels: int = 3
-    classes: int = 1000
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp: int = 3072
-    pool: Literal["class", "mean"] = "class"
-    positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] = "learned"
-    registers: int = 0
-    head: Literal["linear", "mlp"] = "linear"
-    dropout: float = 0.0
-    drop_path: float = 0.0
-    layer_scale: float | None = None
-    stem: Literal["patch", "conv", "r50"] = "patch"
-    eps: float = 1e-6
-    norm: Literal["pre", "post"] = "pre"
-    rotary: bool = False
-
-    def __post_init__(self) -> None:
-        require_positive(self, "channels", "classes", "width", "depth", "heads", "mlp")
-        each, least = self.width // self.heads, 2 * len(self.size)
-        if self.rotary and (each % 2 or each < least):
-            raise ConfigError(
-                f"rotary=True turns pairs of a head's numbers on {len(self.size)} axes; a head of {each} is too small "
-                "or odd",
-                do=f"change width or heads: an even number a head, {least} or more",
-            )
-        if self.registers < 0:
-            raise ConfigError(f"registers={self.registers} is negative")
-        require_shares(self, "dropout", "drop_path")
-        if not 0 < self.eps < 1:
-            raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
-
-    @property
-    def features(self) -> int:
-        """Numbers that the head reads."""
-        return self.width
-
-
-@dataclass(frozen=True)
-class ResNetConfig:
-    """A residual network's shape: `blocks` in each stage, `width` channels after the stem.
-
-    Each later stage has twice the channels and half the resolution; bottlenecks hand on four times as many.
-    """
-
-    size: tuple[int, ...] = (224, 224)
-    channels: int = 3
-    classes: int = 1000
-    width: int = 64
-    blocks: tuple[int, ...] = (3, 4, 6, 3)
-    kind: Literal["basic", "bottleneck", "bit"] = "bottleneck"
-    stem: Literal["large", "small"] = "large"
-    """"large" begins with a quarter of the resolution, "small" with all of it: for pictures of up to 64 pixels."""
-    drop_path: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "channels", "classes", "width")
-        if not self.blocks or min(self.blocks) < 1:
-            raise ConfigError(f"blocks={self.blocks} makes no model", do="give every stage at least 1 block")
-        require_shares(self, "drop_path")
-
-    @property
-    def features(self) -> int:
-        """Numbers that the head reads."""
-        return self.width * 2 ** (len(self.blocks) - 1) * (1 if self.kind == "basic" else 4)
-
-
-@dataclass(frozen=True)
-class MLPConfig:
-    """A fully connected network on flattened pixels: `depth` hidden layers of `width`."""
-
-    size: tuple[int, ...] = (32, 32)
-    channels: int = 3
-    classes: int = 1000
-    width: int = 1024
-    depth: int = 3
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "channels", "classes", "width", "depth")
-        require_shares(self, "dropout")
-
-    @property
-    def features(self) -> int:
-        """Numbers that the head reads."""
-        return self.width
-
-
-ModelConfig = ViTConfig | ResNetConfig | MLPConfig
-CONFIGS: dict[str, type[ModelConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig, "mlp": MLPConfig}
-"""By family: the name of the module in `networks` that builds it."""
-
-
 def require_positive(config: Any, *names: str) -> None:
     """An error for the first of these fields that is below 1."""
     for name in names:
         if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} makes no model", do=f"give {name} at least 1")
+            raise ConfigError(f"{name} must be at least 1, not {getattr(config, name)}")
 
 
 def require_shares(config: Any, *names: str) -> None:
@@ -196,24 +96,6 @@ def require_shares(config: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)} is out of range", do="give 0 up to, not including, 1")
-
-
-@dataclass(frozen=True)
-class MAEConfig:
-    """What makes a masked autoencoder of a Vision Transformer; the decoder's MLPs are four times as wide as it is."""
-
-    mask: float = 0.75
-    decoder_width: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
-    normalise: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.mask < 1:
-            raise ConfigError(f"mask={self.mask} is no share that hides some patches", do="give one between 0 and 1")
-        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} makes no decoder", do=f"give {name} at least 1")
 
 
 @dataclass(frozen=True)
@@ -297,7 +179,7 @@ class RunConfig:
     patch: int | tuple[int, ...] | None = None
     """Patch size. Default: the model's own, as the next fields'; a model without such a field refuses it."""
     width: int | None = None
-    """Numbers a token; channels after the stem of a ResNet; numbers a hidden layer of an MLP."""
+    """Embedding dimension; channels after the stem of a ResNet; hidden width of an MLP."""
     depth: int | None = None
     """Encoder blocks, or hidden layers of an MLP."""
     heads: int | None = None
@@ -308,8 +190,8 @@ class RunConfig:
     """What the head sees: the class token or the mean of the patches."""
     positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] | None = None
     """Position embedding."""
-    rotary: bool | None = None
-    """Beside it, turn each query and key by where it stands (RoPE): their product then tells how far apart."""
+    rope: bool | None = None
+    """Rotary position embedding (RoPE) of queries and keys, in addition to `positions`."""
     registers: int | None = None
     """Register tokens."""
     layer_scale: float | None = None
@@ -395,13 +277,10 @@ class PretrainConfig(RunConfig):
     normalise: bool = True
     """Fill in pixels relative to the mean and deviation of their own patch; if not, pixels as they are."""
 
-    def autoencoder(self) -> MAEConfig:
-        return MAEConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
-
 
 MODEL_FIELDS = (
     "size", "channels", "patch", "width", "depth", "heads", "mlp", "pool", "positions", "registers", "dropout",
-    "drop_path", "layer_scale", "stem", "norm", "rotary",
+    "drop_path", "layer_scale", "stem", "norm", "rope",
 )  # fmt: skip
 """Settings of a run that are fields of its model's config, where that has them."""
 

@@ -1,6 +1,5 @@
 """Which models exist: one literal table, read without importing torch. Nothing registers itself."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -22,58 +21,50 @@ OURS = "small enough for a laptop's CPU"
 
 @dataclass(frozen=True)
 class Entry:
-    """One model: who builds it, how large it is with 1000 classes at its own input size, and its source.
+    """One model: its family, its parameter count with 1000 classes at its own input size, and its source.
 
-    Those that take words have no size, and 37,000 words instead of classes.
+    Those that take text have no size, and 37,000 words instead of classes.
     """
 
-    builder: str
+    family: str
+    """The folder in `networks` whose `config.py` has its settings and whose `network.py` builds it."""
     parameters: int
     size: tuple[int, ...]
     paper: str
 
-    @property
-    def family(self) -> str:
-        """Which config it has: a key of `config.CONFIGS`."""
-        return self.builder.partition(":")[0].rpartition(".")[2]
-
-
-_VIT, _RESNET, _MLP, _TRANSFORMER, _RNN = (
-    f"regard.networks.{family}:build" for family in ("vit", "resnet", "mlp", "transformer", "rnn")
-)
 
 MODELS: dict[str, Entry] = {
-    "vit_nano": Entry(_VIT, 239_400, (32, 32), OURS),
-    "vit_ti16": Entry(_VIT, 5_717_416, (224, 224), DEIT),
-    "vit_s14": Entry(_VIT, 22_004_584, (224, 224), DINOV2),
-    "vit_s16": Entry(_VIT, 22_050_664, (224, 224), DEIT),
-    "vit_s32": Entry(_VIT, 22_878_952, (224, 224), SCALING),
-    "vit_b14": Entry(_VIT, 86_475_496, (224, 224), DINOV2),
-    "vit_b16": Entry(_VIT, 86_567_656, (224, 224), VIT + ", Table 1"),
-    "vit_b32": Entry(_VIT, 88_224_232, (224, 224), VIT + ", Table 1"),
-    "vit_b32_half": Entry(_VIT, 22_878_952, (224, 224), VIT + ", Figure 4 (ViT-b)"),
-    "vit_l14": Entry(_VIT, 304_203_752, (224, 224), DINOV2),
-    "vit_l16": Entry(_VIT, 304_326_632, (224, 224), VIT + ", Table 1"),
-    "vit_l32": Entry(_VIT, 306_535_400, (224, 224), VIT + ", Table 1"),
-    "vit_h14": Entry(_VIT, 632_045_800, (224, 224), VIT + ", Table 1"),
-    "vit_r50_b16": Entry(_VIT, 98_659_112, (224, 224), VIT + ", hybrid"),
-    "vit3d_nano": Entry(_VIT, 269_096, (32, 32, 32), OURS),
-    "vit3d_s16": Entry(_VIT, 23_336_296, (96, 96, 96), VIT + ", patches made volumes"),
-    "vit3d_b16": Entry(_VIT, 89_138_920, (96, 96, 96), VIT + ", patches made volumes"),
-    "resnet_nano": Entry(_RESNET, 239_608, (32, 32), OURS),
-    "resnet18": Entry(_RESNET, 11_689_512, (224, 224), RESNET),
-    "resnet34": Entry(_RESNET, 21_797_672, (224, 224), RESNET),
-    "resnet50": Entry(_RESNET, 25_557_032, (224, 224), RESNET),
-    "resnet101": Entry(_RESNET, 44_549_160, (224, 224), RESNET),
-    "bit_r50x1": Entry(_RESNET, 25_549_352, (224, 224), BIT),
-    "mlp_nano": Entry(_MLP, 1_175_272, (32, 32), OURS),
-    "mlp": Entry(_MLP, 6_270_952, (32, 32), MLP),
-    "transformer_nano": Entry(_TRANSFORMER, 5_661_696, (), OURS),
-    "transformer_base": Entry(_TRANSFORMER, 63_082_496, (), ATTENTION),
-    "transformer_big": Entry(_TRANSFORMER, 214_245_376, (), ATTENTION),
-    "rnn_nano": Entry(_RNN, 5_000_320, (), OURS),
-    "rnn_attention": Entry(_RNN, 26_825_216, (), ALIGN),
-    "rnn_plain": Entry(_RNN, 26_825_216, (), SEQ2SEQ),
+    "vit_nano": Entry("vit", 239_400, (32, 32), OURS),
+    "vit_ti16": Entry("vit", 5_717_416, (224, 224), DEIT),
+    "vit_s14": Entry("vit", 22_004_584, (224, 224), DINOV2),
+    "vit_s16": Entry("vit", 22_050_664, (224, 224), DEIT),
+    "vit_s32": Entry("vit", 22_878_952, (224, 224), SCALING),
+    "vit_b14": Entry("vit", 86_475_496, (224, 224), DINOV2),
+    "vit_b16": Entry("vit", 86_567_656, (224, 224), VIT + ", Table 1"),
+    "vit_b32": Entry("vit", 88_224_232, (224, 224), VIT + ", Table 1"),
+    "vit_b32_half": Entry("vit", 22_878_952, (224, 224), VIT + ", Figure 4 (ViT-b)"),
+    "vit_l14": Entry("vit", 304_203_752, (224, 224), DINOV2),
+    "vit_l16": Entry("vit", 304_326_632, (224, 224), VIT + ", Table 1"),
+    "vit_l32": Entry("vit", 306_535_400, (224, 224), VIT + ", Table 1"),
+    "vit_h14": Entry("vit", 632_045_800, (224, 224), VIT + ", Table 1"),
+    "vit_r50_b16": Entry("vit", 98_659_112, (224, 224), VIT + ", hybrid"),
+    "vit3d_nano": Entry("vit", 269_096, (32, 32, 32), OURS),
+    "vit3d_s16": Entry("vit", 23_336_296, (96, 96, 96), VIT + ", patches made volumes"),
+    "vit3d_b16": Entry("vit", 89_138_920, (96, 96, 96), VIT + ", patches made volumes"),
+    "resnet_nano": Entry("resnet", 239_608, (32, 32), OURS),
+    "resnet18": Entry("resnet", 11_689_512, (224, 224), RESNET),
+    "resnet34": Entry("resnet", 21_797_672, (224, 224), RESNET),
+    "resnet50": Entry("resnet", 25_557_032, (224, 224), RESNET),
+    "resnet101": Entry("resnet", 44_549_160, (224, 224), RESNET),
+    "bit_r50x1": Entry("resnet", 25_549_352, (224, 224), BIT),
+    "mlp_nano": Entry("mlp", 1_175_272, (32, 32), OURS),
+    "mlp": Entry("mlp", 6_270_952, (32, 32), MLP),
+    "transformer_nano": Entry("transformer", 5_661_696, (), OURS),
+    "transformer_base": Entry("transformer", 63_082_496, (), ATTENTION),
+    "transformer_big": Entry("transformer", 214_245_376, (), ATTENTION),
+    "rnn_nano": Entry("rnn", 5_000_320, (), OURS),
+    "rnn_attention": Entry("rnn", 26_825_216, (), ALIGN),
+    "rnn_plain": Entry("rnn", 26_825_216, (), SEQ2SEQ),
 }
 
 
@@ -85,11 +76,14 @@ def find(name: str) -> Entry:
 
 def build(name: str, **fields: Any) -> Any:
     """The named model with some fields of its config changed."""
-    module, function = find(name).builder.split(":")
-    builder: Callable[..., Any] = getattr(import_module(module), function)
-    return builder(name, **fields)
+    return import_module(f"regard.networks.{find(name).family}.network").build(name, **fields)
 
 
 def configure(name: str, **fields: Any) -> Any:
-    """The config that `build` would give the named model."""
-    return import_module(find(name).builder.partition(":")[0]).configure(name, **fields)
+    """The config that `build` would give the named model; imports no torch."""
+    return import_module(f"regard.networks.{find(name).family}.config").configure(name, **fields)
+
+
+def config_class(name: str) -> type[Any]:
+    """The class of the named model's config, which says what is true of its whole family."""
+    return type(configure(name))

@@ -22,7 +22,7 @@ from regard.explain import (
     rollout,
 )
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import Tape
 from regard.nn.attention import _Call
 from regard.tasks import Classification
@@ -186,7 +186,7 @@ def test_a_model_without_attention_is_told_what_makes_sense():
             super().__init__()
             self.layer = torch.nn.Linear(12, 2)
 
-        def forward(self, x, lean=False):
+        def forward(self, x, class_token_only=False):
             return SimpleNamespace(logits=self.layer(x.flatten(1)))
 
         def token_map(self, size=None):

@@ -80,11 +80,11 @@ def test_an_added_register_only_takes_its_share_of_attention(model):
 
 def test_registers_can_be_added_where_queries_and_keys_are_turned():
     """They are not, nor do they change how the patches are."""
-    model = planted(rotary=True)
+    model = planted(rope=True)
     more = with_test_time_registers(model, [RegisterNeuron(0, 3, 0.0)], count=2)
     assert more(X).logits.shape == (4, 5)
-    assert torch.equal(more.turns[:, 3:], model.turns[:, 1:])
-    assert (more.turns[0, :3] == 1).all()
+    assert torch.equal(more.rope[:, 3:], model.rope[:, 1:])
+    assert (more.rope[0, :3] == 1).all()
 
 
 def test_the_largest_activation_is_what_moves():
@@ -133,4 +133,4 @@ def test_a_lean_pass_with_registers_answers_the_same():
     torch.nn.init.normal_(model.head.weight)
     changed = with_test_time_registers(model, [RegisterNeuron(n, 5, 1.0) for n in range(4)])
     x = torch.rand(2, 3, 16, 16)
-    torch.testing.assert_close(changed(x, lean=True).logits, changed(x).logits)
+    torch.testing.assert_close(changed(x, class_token_only=True).logits, changed(x).logits)

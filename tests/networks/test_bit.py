@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ConfigError
-from regard.networks import vit
-from regard.networks.bit import HybridStem, StandardisedConv, pad_same
+from regard.networks.resnet.bit import HybridStem, StandardisedConv, pad_same
+from regard.networks.vit import network as vit
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.config_text import RNNConfig
 from regard.errors import ConfigError
 from regard.networks import decoding
 from regard.networks.decoding import Hypotheses, Search, beam_search, greedy, length_penalty, stream
 from regard.networks.products import in_int8
-from regard.networks.rnn import RNN
+from regard.networks.rnn.config import RNNConfig
+from regard.networks.rnn.network import RNN
 from regard.networks.translator import State, Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
 

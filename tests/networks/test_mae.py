@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from regard.config import MAEConfig, ViTConfig
 from regard.data import patch_order
 from regard.errors import ConfigError
-from regard.networks.mae import MaskedAutoencoder
-from regard.networks.vit import ViT, configure
+from regard.networks.mae.config import MAEConfig
+from regard.networks.mae.network import MaskedAutoencoder
+from regard.networks.vit.config import ViTConfig, configure
+from regard.networks.vit.network import ViT
 from regard.tasks import MaskedPatches
 
 SMALL = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=4)
@@ -98,7 +99,7 @@ def test_an_image_is_filled_in_the_same_in_any_batch():
     [
         ({"stem": "conv"}, 0.75, "stem='conv' cannot be pre-trained"),
         ({"positions": "conditional"}, 0.75, "positions='conditional' cannot be pre-trained"),
-        ({"rotary": True}, 0.75, "rotary=True cannot be pre-trained"),
+        ({"rope": True}, 0.75, "rope=True cannot be pre-trained"),
         ({"stem": "r50", "size": 64, "patch": 16}, 0.75, "stem='r50' cannot be pre-trained"),
         ({"size": 8}, 0.9, "leaves 0 of 4 patches"),
     ],

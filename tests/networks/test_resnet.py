@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
-from regard.config import ResNetConfig
 from regard.errors import ConfigError
-from regard.networks.resnet import VARIANTS, BatchNorm, ResNet
+from regard.networks.resnet.config import VARIANTS, ResNetConfig
+from regard.networks.resnet.network import BatchNorm, ResNet
 from regard.registry import MODELS
 from regard.weights.resnet import HF_BIT, HF_RESNET
 from tests.weights.parity import assert_close, picture, randomise

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
-from regard.config_text import RNNConfig
 from regard.errors import ConfigError
-from regard.networks.rnn import RNN, VARIANTS
+from regard.networks.rnn.config import VARIANTS, RNNConfig
+from regard.networks.rnn.network import RNN
 from regard.registry import MODELS
 from tests.networks.test_transformer import END, PADDING, START, sentences
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.config_text import TransformerConfig
 from regard.errors import ConfigError, DataError, RegardError
-from regard.networks.transformer import VARIANTS, Transformer
+from regard.networks.transformer.config import VARIANTS, TransformerConfig
+from regard.networks.transformer.network import Transformer
 from regard.registry import MODELS
 
 # With 37,000 shared words: Table 3's base and big, and rows (B), (C) and (E) exactly.

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
-from regard.config import ViTConfig
 from regard.errors import ConfigError
-from regard.networks.vit import VARIANTS, ViT
+from regard.networks.vit.config import VARIANTS, ViTConfig
+from regard.networks.vit.network import ViT
 from regard.nn import capture
 from regard.registry import MODELS
 
@@ -219,13 +219,13 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"registers": 2, "layer_scale": 0.1}, {"pool": "mean"}, {"registers": 2, "rotary": True}]
+    "fields", [{}, {"registers": 2, "layer_scale": 0.1}, {"pool": "mean"}, {"registers": 2, "rope": True}]
 )
 def test_a_lean_pass_gives_the_same_logits_and_gradients(fields):
     x, results = torch.randn(2, 3, 16, 24), []
-    for lean in (False, True):
+    for alone in (False, True):
         model = small(**fields)
-        out = model(x, lean=lean)
+        out = model(x, class_token_only=alone)
         out.logits.square().sum().backward()
         results.append((out.logits, torch.cat([p.grad.flatten() for p in model.parameters()])))
     torch.testing.assert_close(results[0], results[1])
@@ -235,7 +235,7 @@ def test_a_lean_pass_gives_the_same_logits_and_gradients(fields):
 def test_a_lean_pass_records_all_rows():
     model = small()
     with capture(model) as tape:
-        model(torch.randn(1, 3, 16, 24), lean=True)
+        model(torch.randn(1, 3, 16, 24), class_token_only=True)
     assert tape.attention(-1).shape == (1, 7, 7)
 
 
@@ -323,7 +323,7 @@ def test_norms_after_the_branches_are_the_first_transformers(pool):
     with torch.no_grad():
         expected = model.norm(theirs(model.embed(x)))
         torch.testing.assert_close(model(x).tokens, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(model(x, lean=True).logits, model(x).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(x, class_token_only=True).logits, model(x).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_conditional_positions_tell_patches_apart_and_lean_passes_agree():
@@ -333,19 +333,19 @@ def test_conditional_positions_tell_patches_apart_and_lean_passes_agree():
     assert (plain - plain[0]).abs().max() < 1e-4
     assert (told[0] - told[4]).abs().max() > 0.01  # a corner and the centre
     model, y = small(positions="conditional"), torch.randn(2, 3, 16, 24)
-    torch.testing.assert_close(model(y, lean=True).logits, model(y).logits)
+    torch.testing.assert_close(model(y, class_token_only=True).logits, model(y).logits)
     torch.testing.assert_close(torch.compile(model, backend="eager")(y).logits, model(y).logits)
 
 
 @pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean"}])
-def test_rotary_positions_tell_patches_apart_and_meet_other_sizes(fields):
-    """Without positions, patches in another order have the same tokens, in that order; turned, they do not."""
+def test_rope_tells_patches_apart_and_meet_other_sizes(fields):
+    """Without positions, patches in another order have the same tokens, in that order; apply_rope, they do not."""
     x = torch.randn(1, 3, 16, 24)
     swapped = torch.cat([x[..., 8:16], x[..., :8], x[..., 16:]], dim=-1)  # the first two columns of patches
-    for rotary in (False, True):
-        model = small(positions="none", rotary=rotary, **fields)
-        assert ((model(x).features - model(swapped).features).abs().max() > 1e-3) == rotary
-    built, met = small(positions="none", rotary=True, size=(32, 40), **fields), model
+    for rope in (False, True):
+        model = small(positions="none", rope=rope, **fields)
+        assert ((model(x).features - model(swapped).features).abs().max() > 1e-3) == rope
+    built, met = small(positions="none", rope=True, size=(32, 40), **fields), model
     met.load_state_dict(built.state_dict())
     y = torch.randn(2, 3, 32, 40)
     assert torch.equal(met(y).logits, built(y).logits)
@@ -353,9 +353,9 @@ def test_rotary_positions_tell_patches_apart_and_meet_other_sizes(fields):
 
 
 @pytest.mark.parametrize(("width", "heads"), [(36, 4), (16, 8), (10, 2)])
-def test_heads_that_cannot_be_turned_are_refused(width, heads):
-    with pytest.raises(ConfigError, match=f"a head of {width // heads} is too small or odd"):
-        regard.create("vit_nano", rotary=True, width=width, heads=heads)
+def test_head_dimensions_that_do_not_suit_rope_are_refused(width, heads):
+    with pytest.raises(ConfigError, match=f"a head dimension of {width // heads} is too small or odd"):
+        regard.create("vit_nano", rope=True, width=width, heads=heads)
 
 
 def test_all_blocks_share_one_compiled_graph():
@@ -366,16 +366,16 @@ def test_all_blocks_share_one_compiled_graph():
         graphs.append(graph)
         return graph.forward
 
-    model = small(drop_path=0.2, stem="conv", patch=(8, 8), pool="mean", positions="conditional", rotary=True).train()
+    model = small(drop_path=0.2, stem="conv", patch=(8, 8), pool="mean", positions="conditional", rope=True).train()
     torch.compiler.reset()
     for part in model.compiled():
         part.compile(backend=keep, dynamic=False)
     for _ in range(2):
-        model(torch.randn(4, 3, 16, 24), lean=True)
+        model(torch.randn(4, 3, 16, 24), class_token_only=True)
     assert len(graphs) == 3
 
 
-@pytest.mark.parametrize("fields", [{"positions": "sinusoidal"}, {"positions": "none", "rotary": True}])
+@pytest.mark.parametrize("fields", [{"positions": "sinusoidal"}, {"positions": "none", "rope": True}])
 def test_another_size_breaks_no_graph(fields):
     model, x = regard.create("vit_nano", classes=3, size=16, **fields).eval(), torch.randn(2, 3, 12, 16)
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x).tokens, model(x).tokens)

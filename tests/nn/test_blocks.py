@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from regard.nn import MLP, DropPath, EncoderBlock, LayerScale
+from regard.nn import MLP, BlockConfig, DropPath, EncoderBlock, LayerScale
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_encoder_block_against_torch(norm, activation):
     torch.manual_seed(0)
-    ours = EncoderBlock(16, 4, 40, norm=norm, activation=activation, eps=1e-5)
+    ours = EncoderBlock(BlockConfig(16, 4, 40, norm=norm, activation=activation, eps=1e-5))
     theirs = nn.TransformerEncoderLayer(
         16, 4, 40, dropout=0.0, activation=activation, batch_first=True, norm_first=norm == "pre"
     )

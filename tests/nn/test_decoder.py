@@ -5,7 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.nn import DecoderBlock, MultiHeadAttention, Past, WordPositions, attend_additive, capture, sinusoid
+from regard.nn import (
+    BlockConfig,
+    DecoderBlock,
+    MultiHeadAttention,
+    Past,
+    WordPositions,
+    attend_additive,
+    capture,
+    sinusoid,
+)
 from regard.nn.attention import Attention
 
 NAMES = {
@@ -20,7 +29,7 @@ NAMES = {
 
 def block(**fields) -> DecoderBlock:
     torch.manual_seed(0)
-    made = DecoderBlock(16, 4, 40, **fields)
+    made = DecoderBlock(BlockConfig(16, 4, 40, **{"norm": "post", "activation": "relu"} | fields))
     for p in made.parameters():
         nn.init.normal_(p, std=0.3)
     return made.eval()

@@ -10,12 +10,12 @@ from regard.nn import (
     ConditionalPositions,
     GridPositions,
     PatchEmbed,
+    apply_rope,
     patchify,
     resample_grid,
-    rotations,
+    rope_table,
     sinusoid,
     sinusoid_grid,
-    turned,
 )
 
 
@@ -84,7 +84,7 @@ def test_axial_positions_are_one_table_per_axis_side_by_side():
 
 def test_unknown_positions_are_refused():
     with pytest.raises(ConfigError, match="positions"):
-        GridPositions("rotary", (2, 2), 8, 0)
+        GridPositions("rope", (2, 2), 8, 0)
 
 
 @pytest.mark.parametrize(("grid", "conv"), [((7,), nn.Conv1d), ((3, 5), nn.Conv2d), ((2, 3, 4), nn.Conv3d)])
@@ -104,10 +104,10 @@ def test_conditional_positions_are_a_depthwise_convolution_of_the_grid(grid, con
 def test_turning_against_transformers(prefix):
     from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb
 
-    q, k, turns = torch.randn(2, 3, prefix + 15, 8), torch.randn(2, 3, prefix + 15, 8), rotations((3, 5), 8, prefix)
-    expected = apply_rotary_pos_emb(q, k, *turns[:, prefix:, 4:].repeat(1, 1, 2))
-    torch.testing.assert_close((turned(q, turns), turned(k, turns)), expected)
-    torch.testing.assert_close(turned(q[:, :, :4], turns), expected[0][:, :, :4])  # the first few alone
+    q, k, rope = torch.randn(2, 3, prefix + 15, 8), torch.randn(2, 3, prefix + 15, 8), rope_table((3, 5), 8, prefix)
+    expected = apply_rotary_pos_emb(q, k, *rope[:, prefix:, 4:].repeat(1, 1, 2))
+    torch.testing.assert_close((apply_rope(q, rope), apply_rope(k, rope)), expected)
+    torch.testing.assert_close(apply_rope(q[:, :, :4], rope), expected[0][:, :, :4])  # the first few alone
 
 
 def test_turning_on_one_axis_against_transformers_llama():
@@ -120,15 +120,15 @@ def test_turning_on_one_axis_against_transformers_llama():
     q, k = torch.randn(2, 2, 7, 12), torch.randn(2, 2, 7, 12)
     cosine, sine = LlamaRotaryEmbedding(config)(q, torch.arange(7)[None])
     expected = apply_rotary_pos_emb(q, k, cosine, sine)
-    torch.testing.assert_close((turned(q, rotations((7,), 12)), turned(k, rotations((7,), 12))), expected)
+    torch.testing.assert_close((apply_rope(q, rope_table((7,), 12)), apply_rope(k, rope_table((7,), 12))), expected)
 
 
 @pytest.mark.parametrize(("grid", "step"), [((7,), (2,)), ((4, 5), (1, 2)), ((3, 4, 3), (1, 1, 1))])
 def test_the_product_of_two_turned_tells_how_far_apart_they_stand(grid, step):
     """For one query and one key put everywhere: moved together they match as before, moved apart they do not."""
     q, k = torch.randn(2, 1, 1, 1, 14).expand(-1, -1, -1, torch.Size(grid).numel(), -1)
-    turns = rotations(grid, 14)
-    scores = (turned(q, turns) @ turned(k, turns).mT).reshape(*grid, *grid)
+    rope = rope_table(grid, 14)
+    scores = (apply_rope(q, rope) @ apply_rope(k, rope).mT).reshape(*grid, *grid)
     a, b = [0] * len(grid), [n - 1 - s for n, s in zip(grid, step, strict=True)]
     moved = [[n + s for n, s in zip(place, step, strict=True)] for place in (a, b)]
     torch.testing.assert_close(scores[*moved[0], *moved[1]], scores[*a, *b])
@@ -137,5 +137,5 @@ def test_the_product_of_two_turned_tells_how_far_apart_they_stand(grid, step):
 
 def test_turning_keeps_double_precision():
     x = torch.randn(1, 1, 6, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: turned(x, rotations((2, 3), 8)), x)
-    assert turned(x.bfloat16(), rotations((2, 3), 8)).dtype == torch.bfloat16
+    assert torch.autograd.gradcheck(lambda x: apply_rope(x, rope_table((2, 3), 8)), x)
+    assert apply_rope(x.bfloat16(), rope_table((2, 3), 8)).dtype == torch.bfloat16

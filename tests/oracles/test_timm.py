@@ -15,8 +15,8 @@ from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402
 
 import regard  # noqa: E402
-from regard.networks import vit  # noqa: E402
-from regard.networks.bit import HybridStem  # noqa: E402
+from regard.networks.resnet.bit import HybridStem  # noqa: E402
+from regard.networks.vit import network as vit  # noqa: E402
 from regard.registry import MODELS  # noqa: E402
 from regard.weights import convert  # noqa: E402
 from tests.weights.parity import assert_close, assert_equal, picture, randomise  # noqa: E402
@@ -101,7 +101,7 @@ def test_mean_pooling_before_the_norm_is_refused(tmp_path):
 
 def test_timms_published_models_are_ours():
     """Names and shapes of real variants, on no memory: every tensor finds its place."""
-    from regard.weights.names import TIMM
+    from regard.weights.vit_names import TIMM
 
     names = {"vit_base_patch16_224": "vit_b16", "vit_base_patch32_224": "vit_b32", "deit_tiny_patch16_224": "vit_ti16",
              "vit_huge_patch14_224": "vit_h14", "vit_base_r50_s16_224": "vit_r50_b16"}  # fmt: skip
@@ -135,7 +135,7 @@ def test_the_whole_resnet_of_the_hybrid():
     theirs = randomise(HybridEmbed(_resnetv2((3, 4, 9)), img_size=32, embed_dim=16))
     theirs.proj.weight.data.mul_(0.02)
     assert isinstance(theirs.backbone, ResNetV2)
-    from regard.weights.names import TIMM
+    from regard.weights.vit_names import TIMM
 
     state, unknown = TIMM.read({f"patch_embed.{k}": v for k, v in theirs.state_dict().items()})
     assert not unknown

@@ -103,19 +103,19 @@ def test_a_recipe_changes_the_rates_and_not_the_shape(picture_folder, tmp_path):
     )
     config = regard.load(run.path).model.config
     assert (config.patch, config.width, config.pool, config.size) == ((4, 4), 64, "class", (16, 16))
-    assert not config.rotary
+    assert not config.rope
     assert config.drop_path == 0.1
-    assert run.read_json("config.json")["rotary"] == {"value": False, "origin": "weights"}
+    assert run.read_json("config.json")["rope"] == {"value": False, "origin": "weights"}
 
 
 def test_what_no_tensor_shows_is_kept_too(picture_folder, tmp_path):
     """How norms stand, and that queries and keys are turned; asked for otherwise, they are refused."""
-    regard.save(small(rotary=True, norm="post"), tmp_path / "own.safetensors")
+    regard.save(small(rope=True, norm="post"), tmp_path / "own.safetensors")
     run = regard.train(picture_folder, weights=tmp_path / "own.safetensors", out=tmp_path / "run", **QUICK)
     config = regard.load(run.path).model.config
-    assert (config.rotary, config.norm) == (True, "post")
-    assert run.read_json("config.json")["rotary"] == {"value": True, "origin": "weights"}
-    for asked in ({"rotary": False}, {"norm": "pre"}):
+    assert (config.rope, config.norm) == (True, "post")
+    assert run.read_json("config.json")["rope"] == {"value": True, "origin": "weights"}
+    for asked in ({"rope": False}, {"norm": "pre"}):
         with pytest.raises(RegardError, match=f"{next(iter(asked))}: "):
             regard.train(picture_folder, weights=run.path, out=tmp_path / "no", **QUICK | asked)
     assert not (tmp_path / "no").exists()
@@ -247,10 +247,10 @@ def test_lora_starts_as_the_network_it_changes():
     model = randomise(small()).eval()
     x = picture(16, 16)
     with torch.no_grad():
-        before, lean = model(x).logits, model(x, lean=True).logits
+        before, alone = model(x).logits, model(x, class_token_only=True).logits
         add_lora(model, 4)
         assert torch.equal(model(x).logits, before)
-        torch.testing.assert_close(model(x, lean=True).logits, lean, atol=1e-6, rtol=0)
+        torch.testing.assert_close(model(x, class_token_only=True).logits, alone, atol=1e-6, rtol=0)
 
 
 def test_lora_merged_is_lora_unmerged_and_leaves_keys_alone():
@@ -274,8 +274,10 @@ def test_lora_merged_is_lora_unmerged_and_leaves_keys_alone():
     with torch.no_grad():
         assert (model(x).logits - plain(x).logits).abs().max() > 1e-2
         plain.load_state_dict(state)
-        for lean in (False, True):
-            torch.testing.assert_close(plain(x, lean=lean).logits, model(x, lean=lean).logits, atol=1e-6, rtol=0)
+        for alone in (False, True):
+            torch.testing.assert_close(
+                plain(x, class_token_only=alone).logits, model(x, class_token_only=alone).logits, atol=1e-6, rtol=0
+            )
 
 
 def test_a_run_with_lora_keeps_plain_weights_changed_where_it_may(picture_folder, tmp_path):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.config import to_dict
 from regard.data import Preparation
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.weights import Checkpoint, save_checkpoint
 from regard.weights.load import name_of
 

@@ -33,7 +33,7 @@ LIES = (
     ({"config": {"classes": 6}}, "settings and weights do not fit together"),
     ({"classes": NAMED[:4]}, "settings and weights do not fit together"),
     ({"classes": [*NAMED[:4], "class 0"]}, "two classes are called 'class 0'"),
-    ({"config": {"width": 10**30}}, "its settings make no model"),
+    ({"config": {"width": 10**30}}, "its settings are not valid"),
     ({"config": {"width": 128}}, r"class_token: \(1, 128\) here, \(1, 64\) in the file"),
     ({"config": {"depth": 1}}, r"blocks\.1\.attention\.out\.bias: not in the model"),
     ({"config": {"depth": 3}}, r"blocks\.2\.norm1\.weight: not in the file"),

@@ -13,12 +13,14 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.errors import ConfigError, RegardError, RunError
-from regard.networks.vit import VARIANTS, ViT, configure
+from regard.networks.vit.config import VARIANTS, configure
+from regard.networks.vit.network import ViT
 from regard.nn.patches import resample_grid
 from regard.weights import convert
-from regard.weights.convert import write_names
 from regard.weights.load import name_of
-from regard.weights.names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION, detect
+from regard.weights.names import detect
+from regard.weights.vit import write_names
+from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION
 from tests.weights.parity import assert_close, assert_equal, picture, save_own
 from tests.weights.test_files import model, timm_state
 
@@ -149,8 +151,8 @@ def test_the_heads_of_every_variant_are_known_by_its_widths(name, tmp_path):
 @pytest.mark.parametrize(
     ("held", "asked"),
     [
-        ({}, {"rotary": True}),
-        ({"rotary": True}, {"rotary": False}),
+        ({}, {"rope": True}),
+        ({"rope": True}, {"rope": False}),
         ({"positions": "none"}, {"positions": "sinusoidal"}),
     ],
 )
@@ -161,8 +163,8 @@ def test_what_no_tensor_shows_is_compared(held, asked, tmp_path):
 
 
 def test_turning_is_nothing_a_foreign_file_knows(file):
-    with pytest.raises(RegardError, match="rotary: True here, False in the file"):
-        regard.create(weights=file, rotary=True)
+    with pytest.raises(RegardError, match="rope: True here, False in the file"):
+        regard.create(weights=file, rope=True)
 
 
 def test_a_predictor_is_told_its_heads(tmp_path):
@@ -269,7 +271,7 @@ def test_every_variant_is_known_by_its_shape(name):
 def test_every_format_is_detected_as_itself(target):
     ours = model(mlp=128, layer_scale=0.1 if target in (DINOV2, HF_DINOV2, TIMM) else None)
     tensors, _ = write_names(ours.state_dict(), ours.config, target)
-    assert detect(tensors) is target
+    assert detect(tensors, FORMATS) is target
 
 
 FIELDS = {
@@ -279,12 +281,12 @@ FIELDS = {
     "stem='r50'": {"stem": "r50", "patch": (16, 16), "size": (32, 32)},
     "stem='conv'": {"stem": "conv"},
     "positions='conditional'": {"positions": "conditional"},
-    "rotary=True": {"rotary": True},
+    "rope=True": {"rope": True},
     "pool": {"pool": "mean"},
     "size": {"size": (16, 24)},
     "an input of 3 axes": {"size": (8, 8, 8), "patch": (4, 4, 4)},
 }
-PLACED = "positions='conditional'", "rotary=True"
+PLACED = "positions='conditional'", "rope=True"
 CANNOT = {
     TORCHVISION: {
         "registers",
@@ -311,7 +313,7 @@ def test_what_a_format_has_no_words_for_is_named(target, field, tmp_path):
         config = configure("vit_nano", **FIELDS[field] | {"width": 64})
         with (
             torch.device("meta"),
-            pytest.raises(RegardError, match=f"{target.name} weights have no words for stem='r50'"),
+            pytest.raises(RegardError, match=f"{target.name} weights cannot represent stem='r50'"),
         ):
             write_names({}, config, target)
         return
@@ -322,7 +324,7 @@ def test_what_a_format_has_no_words_for_is_named(target, field, tmp_path):
     ending = {"google": ".npz", "hf": ""}.get(target.name, ".safetensors")
     out = tmp_path / f"out{ending}"
     if field in CANNOT[target]:
-        with pytest.raises(RegardError, match=f"{target.name} weights have no words for {field}(.|\n)*to do:"):
+        with pytest.raises(RegardError, match=f"{target.name} weights cannot represent {field}(.|\n)*to do:"):
             convert(tmp_path / "own.safetensors", out, to=target.name)
         assert not out.exists()
     elif target is HF and field in ("registers", "layer_scale"):
@@ -376,7 +378,7 @@ def test_the_command_says_what_it_read_changed_and_wrote(file):
 
 
 def test_the_command_refuses_zero_rather_than_dropping_it(file):
-    for flag, message in (("--heads", "heads=0 makes no model"), ("--size", "size=0 does not fit")):
+    for flag, message in (("--heads", "heads must be at least 1, not 0"), ("--size", "size=0 does not fit")):
         done = command("convert", "w.safetensors", "w.npz", "--to", "google", flag, 0, cwd=file.parent)
         assert done.returncode == 2, done.stdout
         assert message in done.stderr

@@ -163,14 +163,14 @@ def test_our_own_files_come_back(name, tmp_path):
     assert_equal(again.state_dict(), model.state_dict())
 
 
-def test_what_a_format_has_no_words_for_is_said(tmp_path):
+def test_what_a_format_cannot_represent_is_said(tmp_path):
     regard.save(regard.create("resnet_nano", classes=3), tmp_path / "r.safetensors")
     regard.save(regard.create("mlp_nano", classes=3), tmp_path / "m.safetensors")
-    with pytest.raises(ConfigError, match="no words for stem='small'"):
+    with pytest.raises(ConfigError, match="cannot represent stem='small'"):
         convert(tmp_path / "r.safetensors", tmp_path / "hf", to="hf")
-    with pytest.raises(ConfigError, match="google weights have no words"):
+    with pytest.raises(ConfigError, match="google weights cannot represent"):
         convert(tmp_path / "r.safetensors", tmp_path / "r.npz", to="google")
-    with pytest.raises(ConfigError, match="fully connected"):
+    with pytest.raises(ConfigError, match="cannot represent models of the family 'mlp'"):
         convert(tmp_path / "m.safetensors", tmp_path / "m2.safetensors", to="timm")
     _, written = convert(tmp_path / "r.safetensors", tmp_path / "r2.safetensors", to="timm")
     assert any("no pooling follows" in line for line in written)
@@ -183,5 +183,5 @@ def test_where_a_vits_norms_stand_is_kept_and_never_assumed(tmp_path):
     assert regard.create(weights=tmp_path / "post.safetensors", quiet=True).config.norm == "post"
     with pytest.raises(RunError, match="norm: pre here, post in the file"):
         regard.create(weights=tmp_path / "post.safetensors", norm="pre", quiet=True)
-    with pytest.raises(ConfigError, match="no words for norm='post'"):
+    with pytest.raises(ConfigError, match="cannot represent norm='post'"):
         convert(tmp_path / "post.safetensors", tmp_path / "t.safetensors", to="timm")

@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": ("Which samples, and which of them are held out.", ("images", "holdout", "split_seed", "unreadable")),
     "network": (
         "Its shape; what is not given is the model's own. `regard models` lists them.",
-        ("patch", "channels", "width", "depth", "heads", "mlp", "pool", "positions", "rotary", "norm", "stem",
+        ("patch", "channels", "width", "depth", "heads", "mlp", "pool", "positions", "rope", "norm", "stem",
          "registers", "layer_scale", "dropout", "drop_path", "decoder_depth", "embeddings", "key_width", "value_width",
          "cell", "attention"),
     ),

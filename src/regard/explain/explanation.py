@@ -17,7 +17,7 @@ from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import Case
 from regard.explain.sanity import ALIKE, likeness, random_twins
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
 from regard.tasks import Prediction, Task
 
@@ -154,7 +154,7 @@ def sensible(model: Network) -> tuple[str, ...]:
     """
     if attends(model):
         return tuple(METHODS)
-    return (*(("grad_cam",) if model.PLACED else ()), *WITHOUT_ATTENTION)
+    return (*(("grad_cam",) if model.TOKENS_ON_INPUT else ()), *WITHOUT_ATTENTION)
 
 
 def reported(model: Network) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def explain(
         raise ConfigError(f"there is no class called {target!r}", do=did_you_mean(target, classes))
     model.eval()
     with torch.inference_mode():
-        probs = task.probabilities(model(x, lean=True))[0].cpu()
+        probs = task.probabilities(model(x, class_token_only=True))[0].cpu()
     prediction = Prediction.of(name, probs, classes)
     number = int(probs.argmax()) if target is None else classes.index(target)
 
@@ -217,7 +217,9 @@ def explain(
 
     values, where = values_of(model), model.token_map(tuple(x.shape[2:]))
     others = [values_of(twin) for twin in (random_twins(model, seed=seed) if twins is None else twins)]
-    scores = faithfulness(lambda z: task.probabilities(model(z, lean=True))[:, number], x, values, where, seed=seed)
+    scores = faithfulness(
+        lambda z: task.probabilities(model(z, class_token_only=True))[:, number], x, values, where, seed=seed
+    )
     painted = where.paint(values.clamp_min(0))
     painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(

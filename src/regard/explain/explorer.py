@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import Tape, capture
 from regard.weights import Run
 

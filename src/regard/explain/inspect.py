@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.geometry import TokenMap
-from regard.networks import Network
-from regard.networks.mlp import FullyConnected
+from regard.networks.base import Network
+from regard.networks.mlp.network import FullyConnected
 from regard.nn import EncoderBlock, GridPositions, PatchEmbed, Tape
 
 

@@ -26,7 +26,7 @@ from regard.explain.inspect_draw import draw_inspection
 from regard.explain.registers import RegisterNeuron, find_register_neurons, with_test_time_registers
 from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import MultiHeadAttention, capture
 from regard.weights import Run
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.geometry import TokenMap
-from regard.networks import Network, Output
+from regard.networks.base import Network, Output
 from regard.nn import MultiHeadAttention, Tape, capture
 
 

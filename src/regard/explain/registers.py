@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.explain.inspect import TokenNorms, blocks, hooked, outlier_threshold, token_norms
-from regard.networks import Network
-from regard.networks.vit import ViT
+from regard.networks.base import Network
+from regard.networks.vit.network import ViT
 
 
 class RegisterNeuron(NamedTuple):
@@ -85,8 +85,8 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
     if count:
         zeros = model.norm.weight.new_zeros(count, model.config.width)
         copy.registers = nn.Parameter(zeros if model.registers is None else torch.cat([model.registers, zeros]))
-        if model.turns is not None:
-            copy.turns = copy.turns_on(copy.positions.grid).to(model.turns)
+        if model.rope is not None:
+            copy.rope = copy.rope_on(copy.positions.grid).to(model.rope)
     spare = slice(int(model.class_token is not None) + old, int(model.class_token is not None) + old + count)
     for layer in sorted({neuron.layer for neuron in neurons}):
         moved = [neuron.neuron for neuron in neurons if neuron.layer == layer]
@@ -96,7 +96,7 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
 
 def _mover(neurons: list[int], spare: slice) -> Callable[..., Tensor]:
     def move(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
-        if hidden.shape[1] <= spare.stop:  # a lean pass: only the class token is left, and keeps what it has
+        if hidden.shape[1] <= spare.stop:  # class_token_only: only the class token is left, and keeps what it has
             return hidden
         hidden = hidden.clone()
         hidden[:, spare, neurons] = hidden[:, spare.stop :, neurons].amax(1, keepdim=True)

@@ -11,7 +11,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from regard.networks import Network
+from regard.networks.base import Network
 
 TWINS = 2
 ALIKE = 0.5

@@ -23,7 +23,7 @@ from regard.console import Step
 from regard.errors import ConfigError, did_you_mean
 from regard.explain.inspect import blocks, hooked
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
 
 STEPS = 256

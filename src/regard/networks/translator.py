@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.config_text import TextConfig
 from regard.geometry import TokenMap
-from regard.networks import Network
+from regard.networks.base import Network
+from regard.networks.config import TextConfig
 
 
 class Translation(NamedTuple):

@@ -9,7 +9,7 @@ from regard.nn.attention import (
     capture,
     recording,
 )
-from regard.nn.blocks import MLP, Activation, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
+from regard.nn.blocks import MLP, Activation, BlockConfig, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
 from regard.nn.decoder import DecoderBlock, Past
 from regard.nn.int8 import Int8Linear
 from regard.nn.multihead import MultiHeadAttention
@@ -18,20 +18,21 @@ from regard.nn.patches import (
     ConvStem,
     GridPositions,
     PatchEmbed,
+    apply_rope,
     patchify,
     resample_grid,
-    rotations,
+    rope_table,
     sinusoid,
     sinusoid_grid,
-    turned,
     unpatchify,
 )
-from regard.nn.words import WordOrder, WordPositions, word_table
+from regard.nn.text_positions import WordOrder, WordPositions, word_table
 
 __all__ = [
     "MLP",
     "Activation",
     "Attention",
+    "BlockConfig",
     "ConditionalPositions",
     "ConvStem",
     "DecoderBlock",
@@ -47,6 +48,7 @@ __all__ = [
     "Tape",
     "WordOrder",
     "WordPositions",
+    "apply_rope",
     "attend",
     "attend_additive",
     "attention_weights",
@@ -55,10 +57,9 @@ __all__ = [
     "patchify",
     "recording",
     "resample_grid",
-    "rotations",
+    "rope_table",
     "sinusoid",
     "sinusoid_grid",
-    "turned",
     "unpatchify",
     "word_table",
 ]

@@ -1,8 +1,8 @@
 """The one attention, softmax(q kᵀ · scale) v: fused when it runs, exact when it is asked about.
 
 Vaswani et al., "Attention Is All You Need", equation 1. Nothing else in the package computes
-softmax(q kᵀ). Letters in shapes: B batch, H heads, Q queries, K keys, D numbers per query and key,
-E numbers per value.
+softmax(q kᵀ). Letters in shapes: B batch, H heads, Q queries, K keys, D dimensions of a query and key,
+E of a value.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def attend(
 def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """softmax(vectorᵀ tanh(q + k)) v, the attention of Bahdanau et al. (2015), appendix A.1.2; shapes as in `attend`.
 
-    No fused kernel knows it: each query meets each key as D numbers, and not as one.
+    No fused kernel knows it: each pair of query and key needs D values, not one score.
 
     >>> q, k = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, -1.0]])
     >>> attend_additive(q, k, k, torch.tensor([1.0, 1.0]))

@@ -1,5 +1,6 @@
 """The encoder block and its parts: MLP, LayerScale and stochastic depth around one attention."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,6 +11,38 @@ from regard.nn.patches import ConditionalPositions
 
 Activation = Literal["gelu", "relu", "swish"]
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "swish": nn.SiLU}
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """The shape that all blocks of a stack share.
+
+    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)).
+    """
+
+    width: int
+    heads: int
+    mlp: int
+    """Hidden width of the MLP."""
+    norm: Literal["pre", "post"] = "pre"
+    activation: Activation = "gelu"
+    dropout: float = 0.0
+    """On the output of each branch."""
+    mlp_dropout: float = 0.0
+    """Within the MLP; the original Transformer has none there."""
+    key_width: int | None = None
+    value_width: int | None = None
+    layer_scale: float | None = None
+    eps: float = 1e-6
+
+    def layer_norm(self) -> nn.LayerNorm:
+        return nn.LayerNorm(self.width, eps=self.eps)
+
+    def attention(self) -> MultiHeadAttention:
+        return MultiHeadAttention(self.width, self.heads, key_width=self.key_width, value_width=self.value_width)
+
+    def scale(self) -> nn.Module:
+        return nn.Identity() if self.layer_scale is None else LayerScale(self.width, self.layer_scale)
 
 
 class MLP(nn.Module):
@@ -82,39 +115,19 @@ class LastNorm(nn.LayerNorm):
 class EncoderBlock(nn.Module):
     """Attention and MLP, each on a residual branch.
 
-    norm="pre" is ViT's, x + f(LN(x)); norm="post" is the original Transformer's, LN(x + f(x)). `inner_dropout`
-    is that within the MLP, `dropout` if not said; the original Transformer has none there. With `axes` it first
-    tells its tokens where they stand, by a convolution on a grid of so many axes.
+    With `axes` it first adds conditional positions, a convolution on a grid of that many axes.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        hidden: int,
-        *,
-        norm: Literal["pre", "post"] = "pre",
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
-        inner_dropout: float | None = None,
-        key_width: int | None = None,
-        value_width: int | None = None,
-        drop_path: float | None = None,
-        layer_scale: float | None = None,
-        eps: float = 1e-6,
-        axes: int = 0,
-    ):
+    def __init__(self, config: BlockConfig, *, drop_path: float | None = None, axes: int = 0):
         super().__init__()
-        self.positions = ConditionalPositions(axes, width) if axes else None
-        self.norm_first = norm == "pre"
-        self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attention = MultiHeadAttention(width, heads, key_width=key_width, value_width=value_width)
-        self.norm2 = nn.LayerNorm(width, eps=eps)
-        inner_dropout = dropout if inner_dropout is None else inner_dropout
-        self.mlp = MLP(width, hidden, activation=activation, dropout=inner_dropout)
-        self.scale1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
-        self.scale2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
-        self.drop = nn.Dropout(dropout)
+        self.positions = ConditionalPositions(axes, config.width) if axes else None
+        self.norm_first = config.norm == "pre"
+        self.norm1 = config.layer_norm()
+        self.attention = config.attention()
+        self.norm2 = config.layer_norm()
+        self.mlp = MLP(config.width, config.mlp, activation=config.activation, dropout=config.mlp_dropout)
+        self.scale1, self.scale2 = config.scale(), config.scale()
+        self.drop = nn.Dropout(config.dropout)
         self.drop_path = DropPath(drop_path)
 
     def forward(
@@ -124,7 +137,7 @@ class EncoderBlock(nn.Module):
         *,
         only: int | None = None,
         grid: tuple[int, ...] = (),
-        turns: Tensor | None = None,
+        rope: Tensor | None = None,
     ) -> Tensor:
         """Tokens (B, N, width) in and out; `only` asks for the first few alone, which still see all others."""
         if self.positions is not None:
@@ -132,7 +145,7 @@ class EncoderBlock(nn.Module):
         keys = self.norm1(x) if self.norm_first else x
         x = x[:, :only]
         asked = (keys,) if only is None else (keys[:, :only], keys)
-        x = x + self._branch(self.scale1, self.attention(*asked, mask=mask, turns=turns))
+        x = x + self._branch(self.scale1, self.attention(*asked, mask=mask, rope=rope))
         if self.norm_first:
             return x + self._branch(self.scale2, self.mlp(self.norm2(x)))
         x = self.norm1(x)

@@ -1,18 +1,17 @@
 """The decoder block: over the words so far, over the source, each by itself; and one word at a time.
 
 Vaswani et al., "Attention Is All You Need", section 3.1. Letters in shapes: B sentences, K beams of each, T words so
-far, L words there is room for, S words of the source, H heads, D numbers per key, E per value.
+far, L words there is room for, S words of the source, H heads, D dimensions of a key, E of a value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.nn.blocks import MLP, Activation
-from regard.nn.multihead import MultiHeadAttention
+from regard.nn.blocks import MLP, BlockConfig
 
 
 class Past(NamedTuple):
@@ -31,32 +30,19 @@ class Past(NamedTuple):
 class DecoderBlock(nn.Module):
     """Causal self-attention, attention over the source, and MLP, each on a residual branch.
 
-    norm="post" is the paper's, LN(x + f(x)); norm="pre" is the decks' code, x + f(LN(x)). Words that pad the end
-    of a target need no mask: no word before them looks ahead.
+    Padding at the end of a target needs no mask: no word before it looks ahead.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        hidden: int,
-        *,
-        norm: Literal["pre", "post"] = "post",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        key_width: int | None = None,
-        value_width: int | None = None,
-        eps: float = 1e-6,
-    ):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.norm_first = norm == "pre"
-        self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attention = MultiHeadAttention(width, heads, key_width=key_width, value_width=value_width)
-        self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.cross = MultiHeadAttention(width, heads, key_width=key_width, value_width=value_width)
-        self.norm3 = nn.LayerNorm(width, eps=eps)
-        self.mlp = MLP(width, hidden, activation=activation)
-        self.drop = nn.Dropout(dropout)
+        self.norm_first = config.norm == "pre"
+        self.norm1 = config.layer_norm()
+        self.attention = config.attention()
+        self.norm2 = config.layer_norm()
+        self.cross = config.attention()
+        self.norm3 = config.layer_norm()
+        self.mlp = MLP(config.width, config.mlp, activation=config.activation, dropout=config.mlp_dropout)
+        self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """Words (B, T, width) in and out; memory (B, S, width); mask, true where that may be looked at."""

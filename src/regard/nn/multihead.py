@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, attend
-from regard.nn.patches import turned
+from regard.nn.patches import apply_rope
 
 
 class MultiHeadAttention(Attention):
@@ -43,14 +43,14 @@ class MultiHeadAttention(Attention):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         causal: bool = False,
-        turns: Tensor | None = None,
+        rope: Tensor | None = None,
     ) -> Tensor:
         """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys.
 
-        With `turns` (see `rotations`) queries and keys tell where they stand; queries are then the first of the keys.
+        With `rope` (see `rope_table`) queries and keys are rotated by position; queries are then the first of the keys.
         """
-        if keys is None and turns is not None and queries.is_cuda and queries.requires_grad:
-            # Three products: of one, a GPU would put the turned gradients side by side, which takes it longer.
+        if keys is None and rope is not None and queries.is_cuda and queries.requires_grad:
+            # Three products: of one, a GPU would concatenate the rotated gradients, which takes it longer.
             keys = values = queries
         if keys is None:
             q, k, v = self.project(queries)
@@ -60,8 +60,8 @@ class MultiHeadAttention(Attention):
         else:
             inputs = zip((queries, keys, values), self._divided(self.parts), strict=True)
             q, k, v = (self._split(F.linear(x, *part)) for x, part in inputs)
-        if turns is not None:
-            q, k = turned(q, turns), turned(k, turns)
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
         return self.mix(q, k, v, mask=mask, bias=bias, causal=causal)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

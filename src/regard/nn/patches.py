@@ -1,4 +1,4 @@
-"""From signals, images and volumes to tokens: patches, their projection, and where each one stands."""
+"""From signals, images and volumes to tokens: patches, their projection, and position embeddings."""
 
 import itertools
 import math
@@ -118,7 +118,7 @@ def sinusoid_grid(grid: tuple[int, ...], width: int, device: torch.device | None
 
 
 def _places(grid: tuple[int, ...], device: torch.device | None) -> list[Tensor]:
-    """Where each token stands, axis by axis: (Π grid,) each. On a GPU they are made there, for nothing can be sent to
+    """Index of each token along each axis: (Π grid,) each. On a GPU they are made there, for nothing can be sent to
     one while its step is recorded; for other devices, which may have no fp64, on the CPU."""
     there = device if device is not None and device.type == "cuda" else None
     axes = torch.meshgrid(*(torch.arange(n, device=there) for n in grid), indexing="ij")
@@ -140,12 +140,11 @@ def resample_grid(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> 
 
 
 class GridPositions(nn.Module):
-    """Adds to each token what tells where it stands.
+    """Adds a position embedding to each token.
 
     "learned" is ViT's table with one row per token (prefix tokens too); "axial" is the two-dimensional
     variant of its appendix D.4, one learned table per axis, side by side; "sinusoidal" is fixed; "conditional"
-    leaves it to the blocks, "none" leaves a bag of patches. A grid other than the one it was built for is met by
-    resampling.
+    leaves it to the blocks, "none" leaves a bag of patches. For a grid other than its own the table is resampled.
     """
 
     fixed: Tensor
@@ -194,15 +193,15 @@ class GridPositions(nn.Module):
         return tokens + F.pad(table.to(tokens.dtype), (0, 0, self.prefix, 0))
 
 
-def rotations(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.device | None = None) -> Tensor:
-    """Cosines and sines of the angles by which `turned` turns a head's numbers: (2, prefix + Π grid, width).
+def rope_table(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.device | None = None) -> Tensor:
+    """Cosines and sines of the angles by which `apply_rope` rotates a head's channels: (2, prefix + Π grid, width).
 
-    Rotary positions (Su et al., "RoFormer", 2021) on a grid, axis by axis (Heo et al., "Rotary position embedding for
-    vision transformers", 2024). Number i of the first half makes a pair with number i of the second, which is turned
-    by a place times 100^(-i/n), i < n, for each of the n pairs of an axis; pairs that do not divide evenly, and prefix
-    tokens, are not turned.
+    Rotary position embedding (Su et al., "RoFormer", 2021) on a grid, axis by axis (Heo et al., "Rotary position
+    embedding for vision transformers", 2024). Channel i of the first half and channel i of the second are a pair. Pair
+    i of the n pairs of an axis is rotated by the position times 100^(-i/n). Pairs left over when the axes do not divide
+    the width evenly are not rotated, nor are prefix tokens.
 
-    >>> rotations((2,), 4)[0]
+    >>> rope_table((2,), 4)[0]
     tensor([[1.0000, 1.0000, 1.0000, 1.0000],
             [0.5403, 0.9950, 0.5403, 0.9950]])
     """
@@ -210,16 +209,16 @@ def rotations(grid: tuple[int, ...], width: int, prefix: int = 0, device: torch.
     rates = 100.0 ** (-torch.arange(share, dtype=torch.float64, device=places[0].device) / share)
     angles = torch.cat([place[:, None] * rates for place in places], dim=1)
     angles = F.pad(angles, (0, width // 2 - angles.shape[1], prefix, 0))
-    turns = torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)])
-    return turns.float().to(device)
+    rope = torch.stack([angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)])
+    return rope.float().to(device)
 
 
-def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """Queries or keys (B, H, N, D), each turned by where it stands; `turns` may be of more tokens than are there.
+def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
+    """Queries or keys (B, H, N, D), each rotated by its position; `rope` may have rows for more tokens.
 
-    The product of two that are turned tells how far they stand apart, not where.
+    The product of a rotated query and key depends on their relative position alone.
     """
-    cosine, sine = turns[:, : x.shape[2]]
+    cosine, sine = rope[:, : x.shape[2]]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * cosine + wide.roll(x.shape[3] // 2, dims=-1) * sine).to(x.dtype)
 
@@ -228,7 +227,7 @@ class ConditionalPositions(nn.Module):
     """Adds to each token a convolution of its neighbours, channel by channel, on a grid with zeros around it.
 
     Chu et al., "Conditional positional encodings" (2021); at the head of every block as in UniFormer (Li et al.,
-    2022). Where a token stands shows in how far the zeros are; any grid will do. Prefix tokens are left alone.
+    2022). The zero padding reveals the position; any grid will do. Prefix tokens are left alone.
     """
 
     def __init__(self, axes: int, width: int):

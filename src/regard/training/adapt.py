@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from regard.errors import ConfigError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
 from regard.settings import Transfer

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from regard.errors import RunError
-from regard.networks import Network
+from regard.networks.base import Network
 
 
 @dataclass(frozen=True)

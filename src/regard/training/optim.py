@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
 from regard.training.adapt import layer_numbers
 from regard.training.distributed import gather_like, local_shard, shard_like

@@ -49,6 +49,12 @@ class Opened:
     left: tuple[str, ...] = ()
     """Entries of the file beside the weights (an optimizer, a step count, other weights), in words."""
 
+    @property
+    def timm_settings(self) -> dict[str, Any]:
+        """What timm says about the images of a published model."""
+        stored = self.settings.get("pretrained_cfg")
+        return stored if isinstance(stored, dict) and isinstance(stored.get("input_size"), list) else {}
+
 
 def open_file(path: Path) -> Opened:
     """Tensors of a file, or of the files that an index lists."""

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config import ResNetConfig, make
+from regard.config import make
 from regard.errors import ConfigError, RunError
 from regard.geometry import per_axis
-from regard.networks.resnet import SMALL_SIDE
+from regard.networks.resnet.config import SMALL_SIDE, ResNetConfig
+from regard.weights.family import Family, Written
 from regard.weights.files import Opened
-from regard.weights.names import HALF, Format, Row, Shape
+from regard.weights.names import COUNTS, HALF, Format, Row, Shape
 from regard.weights.notes import Notes, unlike
 
-COUNTS = "num_batches_tracked"
 _WRAPPED = (r"^(module\.|_orig_mod\.|backbone\.|model\.|resnet\.|bit\.)+", "")
 
 
@@ -107,7 +107,9 @@ _ONLY = {
 }
 
 
-def read_resnet(opened: Opened, found: Format, size: Any, notes: Notes) -> tuple[dict[str, Tensor], ResNetConfig]:
+def read(
+    opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+) -> tuple[dict[str, Tensor], ResNetConfig]:
     """Our state dict and the config it fits, from another's tensors; what does not fit is for the caller to see."""
     for key, only in _ONLY.items():
         if opened.settings.get(key, only) != only:
@@ -126,7 +128,7 @@ def read_resnet(opened: Opened, found: Format, size: Any, notes: Notes) -> tuple
         notes.assumed.append("the first convolution, of 3 × 3, has stride 1 and no pooling after it")
     kind = "bit" if found in (HF_BIT, TIMM_BIT) else "bottleneck" if "stages.0.0.conv3.weight" in state else "basic"
     values = {
-        "size": _size(opened, size, small, notes),
+        "size": _size(opened, fields.get("size"), small, notes),
         "channels": root.shape[1],
         "classes": 1000 if final is None else len(final),
         "width": len(root),
@@ -155,14 +157,13 @@ def _blocks(state: Mapping[str, Tensor], where: Path) -> tuple[int, ...]:
 
 def _size(opened: Opened, size: Any, small: bool, notes: Notes) -> tuple[int, ...]:
     """No tensor depends on the size: what the caller or the files beside it say, else what is usual."""
-    beside, stored = opened.preprocessor.get("size"), opened.settings.get("pretrained_cfg")
+    beside = opened.preprocessor.get("size")
     said = [size, opened.settings.get("image_size")]
     if isinstance(beside, dict):
         said += [
             (beside["height"], beside["width"]) if {"height", "width"} <= set(beside) else beside.get("shortest_edge")
         ]
-    if isinstance(stored, dict) and isinstance(stored.get("input_size"), list):
-        said += [tuple(stored["input_size"][1:])]
+    said += [tuple(opened.timm_settings.get("input_size", ())[1:])]
     for value in said:
         if value:
             return per_axis(tuple(value) if isinstance(value, list) else value, 2, "size")
@@ -171,17 +172,22 @@ def _size(opened: Opened, size: Any, small: bool, notes: Notes) -> tuple[int, ..
     return side, side
 
 
-def resnet_names(
-    weights: Mapping[str, Tensor], config: ResNetConfig, to: str
-) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-    """The tensors as `to` names them, transformers' settings for them (its folders have a config.json), and notes."""
+def adapt(state: dict[str, Tensor], config: ResNetConfig, target: ResNetConfig, notes: Notes) -> None:
+    """The first convolution for grey input; a standardised one (BiT's) cannot be summed."""
+    if (config.channels, target.channels) == (3, 1) and config.kind != "bit":
+        state["root.weight"] = state["root.weight"].sum(dim=1, keepdim=True)
+        notes.changed.append("the first convolution is summed over colours: grey input answers as grey in colour did")
+
+
+def write(weights: Mapping[str, Tensor], config: ResNetConfig, to: str) -> Written:
+    """Our tensors as `to` names them, with what else its files say."""
     able = {"hf", "timm"} if config.kind == "bit" else {"hf", "torchvision", "timm"}
     if to not in able:
-        what = f"{to} weights have no words here for a {'BiT' if config.kind == 'bit' else 'ResNet'}"
-        raise ConfigError(what, do=f"these have: {', '.join(sorted(able))}, regard")
+        what = f"{to} weights cannot represent a {'BiT' if config.kind == 'bit' else 'ResNet'}"
+        raise ConfigError(what, do=f"these can: {', '.join(sorted(able))}, regard")
     notes: list[str] = []
     if config.stem == "small" and to == "hf":
-        raise ConfigError("hf weights have no words for stem='small'", do="these have: torchvision, timm, regard")
+        raise ConfigError("hf weights cannot represent stem='small'", do="these can: torchvision, timm, regard")
     if config.stem == "small":
         notes.append("the first convolution is of 3 × 3 with stride 1 and no pooling follows: build the model so")
     if config.kind == "bit":
@@ -192,7 +198,7 @@ def resnet_names(
     tensors, unknown = found.write(state, config)
     if unknown:
         raise RunError(f"{to} has no name for {unknown[0]}")
-    return tensors, _settings(config), notes
+    return Written(tensors, _settings(config), {"image_size": list(config.size)}, notes)
 
 
 def _settings(config: ResNetConfig) -> dict[str, Any]:
@@ -211,3 +217,6 @@ def _settings(config: ResNetConfig) -> dict[str, Any]:
         "image_size": list(config.size),
     }
     return settings | ({"num_groups": 32, "global_padding": None} if bit else {"downsample_in_bottleneck": False})
+
+
+RESNET = Family(own="root.weight", formats=RESNET_FORMATS, read=read, adapt=adapt, write=write)

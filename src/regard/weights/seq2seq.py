@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from regard.config import make, read_json
-from regard.config_text import TransformerConfig
 from regard.errors import ConfigError, RunError
-from regard.networks.transformer import Transformer
+from regard.networks.transformer.config import TransformerConfig
+from regard.networks.transformer.network import Transformer
 from regard.nn import word_table
 from regard.weights.checkpoint import write_aside
 from regard.weights.convert import save_tensors
@@ -171,7 +171,7 @@ def marian_config(settings: Mapping[str, Any], where: object = None) -> Transfor
     try:
         return make(TransformerConfig, values, where)
     except ConfigError as error:
-        raise RunError(f"its config.json makes no model: {error.what}", where=where, do=error.do) from None
+        raise RunError(f"its config.json is not valid: {error.what}", where=where, do=error.do) from None
 
 
 def marian_settings(config: TransformerConfig) -> dict[str, Any]:
@@ -237,10 +237,10 @@ def write_marian(model: Transformer) -> dict[str, Tensor]:
     wanted = {"norm": "post", "positions": "halves", "eps": EPS}
     for name, value in wanted.items():
         if getattr(config, name) != value:
-            what = f"marian weights have no words for {name}={getattr(config, name)!r}"
+            what = f"marian weights cannot represent {name}={getattr(config, name)!r}"
             raise ConfigError(what, do=f"they are always {value!r}; build and train the model so")
     if config.final_norm:
-        raise ConfigError("marian weights have no words for final_norm=True", do="build and train the model without")
+        raise ConfigError("marian weights cannot represent final_norm=True", do="build and train the model without")
     _require_even_parts(config, "marian")
     if not config.output_bias:
         state["output_bias"] = torch.zeros(config.target_words)
@@ -277,7 +277,7 @@ def _words(model: Transformer) -> dict[str, Tensor]:
 
 def _require_even_parts(config: TransformerConfig, theirs: str) -> None:
     if {config.key_width, config.value_width} - {None, config.width // config.heads}:
-        raise ConfigError(f"{theirs} has no words for keys or values of other sizes than width / heads")
+        raise ConfigError(f"{theirs} cannot represent keys or values of other sizes than width / heads")
 
 
 def _read(

@@ -16,20 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.config import change
-from regard.config_text import RNNConfig
 from regard.errors import ConfigError
+from regard.networks.rnn.config import RNNConfig, configure
 from regard.networks.translator import Memory, State, Translator
 from regard.nn import Attention, attend, attend_additive
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
-
-# width, depth, attention
-VARIANTS = {
-    "rnn_nano": (128, 1, "dot"),
-    "rnn_attention": (512, 2, "dot"),
-    "rnn_plain": (512, 2, "none"),
-}
 
 
 class Alignment(Attention):
@@ -182,14 +174,6 @@ class RNN(Translator):
         # The beams of a sentence are queries of one source, as the words of a target are in `decode`.
         memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
         return self._look(states.view(len(words), beams, states.shape[-1])[:, : words.shape[1]], memory)
-
-
-def configure(name: str, **changes: Any) -> RNNConfig:
-    """The config of the variant called `name`; with two vocabularies, only target and output share a matrix."""
-    width, depth, attention = VARIANTS[name]
-    if isinstance(changes.get("vocabulary"), (tuple, list)):
-        changes.setdefault("embeddings", "tied")
-    return change(RNNConfig(width=width, depth=depth), {"attention": attention} | changes, where=name)
 
 
 def build(name: str, **changes: Any) -> RNN:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.config import MAEConfig
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of
-from regard.networks import Network
-from regard.networks.vit import ViT
-from regard.nn import EncoderBlock, GridPositions, patchify, unpatchify
+from regard.networks.base import Network
+from regard.networks.mae.config import MAEConfig
+from regard.networks.vit.network import ViT
+from regard.nn import BlockConfig, EncoderBlock, GridPositions, patchify, unpatchify
 
 
 class MAEOutput(NamedTuple):
@@ -34,7 +34,7 @@ class MAEOutput(NamedTuple):
 class MaskedAutoencoder(Network):
     """A ViT sees some patches of an image; a small decoder, thrown away afterwards, fills in the others.
 
-    >>> from regard.networks.vit import configure
+    >>> from regard.networks.vit.config import configure
     >>> model = MaskedAutoencoder(ViT(configure("vit_nano")), MAEConfig(decoder_width=32, decoder_heads=2))
     >>> order = torch.rand(2, 64).argsort(1)
     >>> output = model(torch.rand(2, 3, 32, 32), order)
@@ -42,7 +42,7 @@ class MaskedAutoencoder(Network):
     (torch.Size([2, 64, 48]), tensor([48, 48]))
     """
 
-    REPEATED: ClassVar[tuple[type[nn.Module], ...]] = (EncoderBlock,)
+    BLOCKS: ClassVar[tuple[type[nn.Module], ...]] = (EncoderBlock,)
 
     config: MAEConfig
 
@@ -59,8 +59,8 @@ class MaskedAutoencoder(Network):
                 "positions='conditional' cannot be pre-trained by masking: they need the whole grid",
                 do="use --positions sinusoidal",
             )
-        if own.rotary:
-            raise ConfigError("rotary=True cannot be pre-trained by masking yet", do="leave --rotary out")
+        if own.rope:
+            raise ConfigError("rope=True cannot be pre-trained by masking yet", do="leave --rope out")
         self.config, self.encoder = config, encoder
         self.grid = grid_of(own.size, own.patch)
         self.patches = math.prod(self.grid)
@@ -75,9 +75,8 @@ class MaskedAutoencoder(Network):
         self.bridge = nn.Linear(own.width, width)
         self.mask_token = nn.Parameter(torch.empty(width))
         self.positions = GridPositions("sinusoidal", self.grid, width, prefix=self.prefix)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(width, config.decoder_heads, 4 * width, eps=own.eps) for _ in range(config.decoder_depth)
-        )
+        shape = BlockConfig(width, config.decoder_heads, 4 * width, eps=own.eps)
+        self.blocks = nn.ModuleList(EncoderBlock(shape) for _ in range(config.decoder_depth))
         self.norm = nn.LayerNorm(width, eps=own.eps)
         self.pixels = nn.Linear(width, own.channels * math.prod(own.patch))
         self.reset_parameters()

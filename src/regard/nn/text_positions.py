@@ -1,4 +1,4 @@
-"""Where each word of a sentence stands: a table added to its embedding."""
+"""Position embeddings of the words of a sentence."""
 
 from typing import Literal
 
@@ -23,9 +23,9 @@ def word_table(kind: WordOrder, length: int, width: int) -> Tensor:
 
 
 class WordPositions(nn.Module):
-    """Adds to each word what tells its place: "sinusoidal", the same in "halves", or a "learned" row.
+    """Adds a position embedding to each word: "sinusoidal", the same in "halves", or a "learned" table.
 
-    Sinusoids go on beyond `length`, the longest sentence expected; what was never learned cannot.
+    Sinusoids can be longer than `length`, the longest sentence expected; a learned table cannot.
     """
 
     kind: WordOrder
@@ -43,12 +43,12 @@ class WordPositions(nn.Module):
             self.register_buffer("fixed", word_table(kind, length, width), persistent=False)
 
     def reset_parameters(self) -> None:
-        # Embeddings are scaled to unit size; a place weighs as much as a sinusoid's does at the most.
+        # Embeddings are scaled to unit size; a position weighs at most as much as a sinusoid does.
         if self.kind == "learned":
             nn.init.normal_(self.table, std=0.5)
 
     def forward(self, words: Tensor) -> Tensor:
-        """words (B, T, width), with places 0 to T - 1 added."""
+        """words (B, T, width), with positions 0 to T - 1 added."""
         return words + self.rows(words.shape[1]).to(words.dtype)
 
     def rows(self, length: int) -> Tensor:

@@ -6,13 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.config import MLPConfig, change
 from regard.errors import ConfigError
-from regard.geometry import TokenMap, grid_of, per_axis
-from regard.networks import Network, Output
+from regard.geometry import TokenMap, grid_of
+from regard.networks.base import Network, Output
+from regard.networks.mlp.config import MLPConfig, configure
 
-# name: (width, depth)
-VARIANTS = {"mlp_nano": (256, 3), "mlp": (1024, 3)}
 CELLS = 16
 """Places along each axis that explanations are painted on, at most."""
 
@@ -40,7 +38,7 @@ class FullyConnected(Network):
     (torch.Size([2, 5]), (8, 8))
     """
 
-    REPEATED = (Hidden,)
+    BLOCKS = (Hidden,)
 
     config: MLPConfig
 
@@ -65,8 +63,8 @@ class FullyConnected(Network):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, x: Tensor, *, lean: bool = False) -> Output:
-        """x (B, channels, *size), of the configured size alone; `lean` changes nothing."""
+    def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
+        """x (B, channels, *size), of the configured size alone. `class_token_only` changes nothing: there is none."""
         if tuple(x.shape[1:]) != (self.config.channels, *self.config.size):
             raise ConfigError(
                 f"an input of shape {tuple(x.shape)} does not fit: a fully connected network is for "
@@ -79,15 +77,6 @@ class FullyConnected(Network):
         size = size or self.config.size
         cell = tuple(-(-side // CELLS) for side in size)
         return TokenMap(grid_of(size, cell), cell, size)
-
-
-def configure(name: str, **changes: Any) -> MLPConfig:
-    """The config of the variant called `name`."""
-    width, depth = VARIANTS[name]
-    if "size" in changes:
-        axes = 2 if isinstance(changes["size"], int) else len(changes["size"])
-        changes["size"] = per_axis(changes["size"], axes, "size")
-    return change(MLPConfig(width=width, depth=depth), changes, where=name)
 
 
 def build(name: str, **changes: Any) -> FullyConnected:

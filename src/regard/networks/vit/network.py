@@ -2,12 +2,16 @@
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), equations 1 to 4.
 
-Departures from the paper: patches are padded where the size does not divide; positions may be axial,
-sinusoidal, absent, or told anew in every block by a convolution (Chu et al., 2021), and queries and keys may be
-turned by where they stand (Heo et al., 2024); register tokens (Darcet et al., 2024) may follow the class token,
-without a position; mean pooling (Zhai et al., 2022) does without a class token; convolutions (Xiao et al., 2021)
-may stand in for the patch projection, as may the paper's own ResNet (section 3.1, "Hybrid architecture"); the norms
-of a block may stand after its branches, the last norm staying where it is.
+Departures from the paper:
+
+- Patches are padded where the size does not divide.
+- Positions may be axial, sinusoidal, absent, or a convolution in every block (Chu et al., 2021); queries and keys may
+  be rotated by position (RoPE; Heo et al., 2024).
+- Register tokens (Darcet et al., 2024) may follow the class token, without a position.
+- Mean pooling (Zhai et al., 2022) does without a class token.
+- Convolutions (Xiao et al., 2021) may replace the patch projection, as may the paper's own ResNet (section 3.1,
+  "Hybrid architecture").
+- The norms of a block may come after its branches; the last norm stays where it is.
 """
 
 from dataclasses import replace
@@ -17,46 +21,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.config import ViTConfig, change
 from regard.errors import ConfigError
-from regard.geometry import TokenMap, grid_of, per_axis
-from regard.networks import Network, Output
-from regard.networks.bit import HybridStem
-from regard.nn import ConvStem, EncoderBlock, GridPositions, LastNorm, PatchEmbed, drop_rates, recording, rotations
-
-# width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
-# B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
-SIZES = {
-    "nano": (64, 4, 4, 192),
-    "Ti": (192, 12, 3, 768),
-    "S": (384, 12, 6, 1536),
-    "B": (768, 12, 12, 3072),
-    "B_half": (384, 12, 12, 1536),
-    "L": (1024, 24, 16, 4096),
-    "H": (1280, 32, 16, 5120),
-}
-
-# name: (size, patch, input side, axes, channels)
-VARIANTS = {
-    "vit_nano": ("nano", 4, 32, 2, 3),
-    "vit_ti16": ("Ti", 16, 224, 2, 3),
-    "vit_s14": ("S", 14, 224, 2, 3),
-    "vit_s16": ("S", 16, 224, 2, 3),
-    "vit_s32": ("S", 32, 224, 2, 3),
-    "vit_b14": ("B", 14, 224, 2, 3),
-    "vit_b16": ("B", 16, 224, 2, 3),
-    "vit_b32": ("B", 32, 224, 2, 3),
-    "vit_b32_half": ("B_half", 32, 224, 2, 3),
-    "vit_l14": ("L", 14, 224, 2, 3),
-    "vit_l16": ("L", 16, 224, 2, 3),
-    "vit_l32": ("L", 32, 224, 2, 3),
-    "vit_h14": ("H", 14, 224, 2, 3),
-    "vit_r50_b16": ("B", 16, 224, 2, 3),
-    "vit3d_nano": ("nano", 8, 32, 3, 1),
-    "vit3d_s16": ("S", 16, 96, 3, 1),
-    "vit3d_b16": ("B", 16, 96, 3, 1),
-}
-
+from regard.geometry import TokenMap, grid_of
+from regard.networks.base import Network, Output
+from regard.networks.resnet.bit import HybridStem
+from regard.networks.vit.config import ViTConfig, configure
+from regard.nn import (
+    BlockConfig,
+    ConvStem,
+    EncoderBlock,
+    GridPositions,
+    LastNorm,
+    PatchEmbed,
+    drop_rates,
+    recording,
+    rope_table,
+)
 
 STEMS = {"patch": PatchEmbed, "conv": ConvStem, "r50": HybridStem}
 
@@ -69,11 +49,11 @@ class ViT(Network):
     torch.Size([2, 5])
     """
 
-    REPEATED = (EncoderBlock,)
-    PLACED = True
+    BLOCKS = (EncoderBlock,)
+    TOKENS_ON_INPUT = True
 
     config: ViTConfig
-    turns: Tensor | None
+    rope: Tensor | None
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -86,22 +66,21 @@ class ViT(Network):
         self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
         grid = grid_of(config.size, config.patch)
         self.positions = GridPositions(config.positions, grid, width, prefix=int(classed))
-        self.register_buffer("turns", self.turns_on(grid) if config.rotary else None, persistent=False)
+        self.register_buffer("rope", self.rope_on(grid) if config.rope else None, persistent=False)
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                width,
-                config.heads,
-                config.mlp,
-                norm=config.norm,
-                dropout=config.dropout,
-                drop_path=rate,
-                layer_scale=config.layer_scale,
-                eps=config.eps,
-                axes=len(grid) if config.positions == "conditional" else 0,
-            )
-            for rate in drop_rates(config.drop_path, config.depth)
+        shape = BlockConfig(
+            width,
+            config.heads,
+            config.mlp,
+            norm=config.norm,
+            dropout=config.dropout,
+            mlp_dropout=config.dropout,
+            layer_scale=config.layer_scale,
+            eps=config.eps,
         )
+        axes = len(grid) if config.positions == "conditional" else 0
+        rates = drop_rates(config.drop_path, config.depth)
+        self.blocks = nn.ModuleList(EncoderBlock(shape, drop_path=rate, axes=axes) for rate in rates)
         self.norm = LastNorm(width, eps=config.eps)
         self.head = self._make_head(config.classes, config.head)
         self.reset_parameters()
@@ -130,13 +109,13 @@ class ViT(Network):
 
     def replace_head(self, classes: int) -> None:
         """Fine-tuning's D × K head of zeros in place of whatever head there was (section 3.2)."""
-        self.config = replace(self.config, classes=classes, head="linear")
+        self.config = replace(self.config.with_linear_head(), classes=classes)
         self.head = self._make_head(classes, "linear").to(self.norm.weight.device)
 
-    def forward(self, x: Tensor, *, lean: bool = False) -> Output:
+    def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
         """x (B, channels, *size): any size, its positions resampled if it is not the configured one.
 
-        Tokens come normalised. `lean` sends only the class token through the last block (all, while a tape
+        Tokens come normalised. `class_token_only` sends only the class token through the last block (all, while a tape
         records), and `tokens` then holds that one alone.
         """
         if x.ndim != 2 + len(self.config.patch) or x.shape[1] != self.config.channels:
@@ -145,16 +124,16 @@ class ViT(Network):
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
         tokens, grid = self.embed(x), grid_of(tuple(x.shape[2:]), self.config.patch)
-        turns = self.turns
-        if turns is not None and grid != self.positions.grid:
-            turns = self.turns_on(grid, x.device)
-        alone = lean and self.class_token is not None and not recording()
+        rope = self.rope
+        if rope is not None and grid != self.positions.grid:
+            rope = self.rope_on(grid, x.device)
+        alone = class_token_only and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
             if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, only=only, grid=grid, turns=turns, use_reentrant=False)
+                tokens = checkpoint(block, tokens, only=only, grid=grid, rope=rope, use_reentrant=False)
             else:
-                tokens = block(tokens, only=only, grid=grid, turns=turns)  # equations 2 and 3
+                tokens = block(tokens, only=only, grid=grid, rope=rope)  # equations 2 and 3
         tokens = self.norm(tokens)
         if self.class_token is not None:
             features = tokens[:, 0]  # equation 4
@@ -174,10 +153,10 @@ class ViT(Network):
             tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
         return self.drop(tokens)
 
-    def turns_on(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor:
-        """By what queries and keys of rotary positions are turned; prefix tokens are not."""
+    def rope_on(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor:
+        """The table for `apply_rope` on this grid; prefix tokens are not rotated."""
         prefix = int(self.config.pool == "class") + self.config.registers
-        return rotations(grid, self.config.width // self.config.heads, prefix, device)
+        return rope_table(grid, self.config.width // self.config.heads, prefix, device)
 
     def compiled(self) -> list[nn.Module]:
         whole = [self.norm] * (self.config.pool == "mean")  # of all tokens; else of one
@@ -188,26 +167,6 @@ class ViT(Network):
         prefix = ("class",) * (self.class_token is not None)
         prefix += tuple(f"register {n}" for n in range(self.config.registers))
         return TokenMap(grid_of(size, self.config.patch), self.config.patch, size, prefix)
-
-
-def configure(name: str, **changes: Any) -> ViTConfig:
-    """The config of the variant called `name`; `size` and `patch` may be one number for all axes."""
-    kind, patch, side, axes, channels = VARIANTS[name]
-    width, depth, heads, mlp = SIZES[kind]
-    config = ViTConfig(
-        size=(side,) * axes,
-        patch=(patch,) * axes,
-        channels=channels,
-        width=width,
-        depth=depth,
-        heads=heads,
-        mlp=mlp,
-        stem="r50" if name == "vit_r50_b16" else "patch",
-    )
-    for field in ("size", "patch"):
-        if field in changes:
-            changes[field] = per_axis(changes[field], axes, field)
-    return change(config, changes, where=name)
 
 
 def build(name: str, **changes: Any) -> ViT:

@@ -14,17 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.config import change
-from regard.config_text import TransformerConfig
+from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
-from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
-
-# width, depth, heads, mlp, dropout. base, big: the paper's Table 3.
-VARIANTS = {
-    "transformer_nano": (128, 2, 4, 512, 0.1),
-    "transformer_base": (512, 6, 8, 2048, 0.1),
-    "transformer_big": (1024, 6, 16, 4096, 0.3),
-}
+from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
 
 
 class Transformer(Translator):
@@ -36,29 +28,30 @@ class Transformer(Translator):
     torch.Size([1, 3, 50])
     """
 
-    REPEATED = (EncoderBlock, DecoderBlock)
+    BLOCKS = (EncoderBlock, DecoderBlock)
 
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
         width, heads = config.width, config.heads
-        sizes = {
-            "key_width": config.key_width,
-            "value_width": width // heads if config.value_width is None else config.value_width,
-        }
-        shape: dict[str, Any] = {"norm": config.norm, "activation": config.activation, "dropout": config.dropout}
-        shape |= sizes | {"eps": config.eps}
+        shape = BlockConfig(
+            width,
+            heads,
+            config.mlp,
+            norm=config.norm,
+            activation=config.activation,
+            dropout=config.dropout,
+            key_width=config.key_width,
+            value_width=width // heads if config.value_width is None else config.value_width,
+            eps=config.eps,
+        )
         self.source_positions = WordPositions(config.positions, config.length, width)
         self.positions = WordPositions(config.positions, config.length, width)
         self.longest = config.length if config.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList(
-            EncoderBlock(width, heads, config.mlp, inner_dropout=0.0, **shape) for _ in range(config.depth)
-        )
-        self.decoder = nn.ModuleList(
-            DecoderBlock(width, heads, config.mlp, **shape) for _ in range(config.decoder_depth or config.depth)
-        )
+        self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(config.depth))
+        self.decoder = nn.ModuleList(DecoderBlock(shape) for _ in range(config.decoder_depth or config.depth))
         final = config.norm == "pre" if config.final_norm is None else config.final_norm
         self.encoder_norm = nn.LayerNorm(width, eps=config.eps) if final else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width, eps=config.eps) if final else nn.Identity()
@@ -123,15 +116,6 @@ class Transformer(Translator):
             x = block.step(x, Past(*past[two], *source[two]), state.at, own, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.decoder_norm(x)
-
-
-def configure(name: str, **changes: Any) -> TransformerConfig:
-    """The config of the variant called `name`; with two vocabularies, only target and output share a matrix."""
-    width, depth, heads, mlp, dropout = VARIANTS[name]
-    if isinstance(changes.get("vocabulary"), (tuple, list)):
-        changes.setdefault("embeddings", "tied")
-    config = TransformerConfig(width=width, depth=depth, heads=heads, mlp=mlp, dropout=dropout)
-    return change(config, changes, where=name)
 
 
 def build(name: str, **changes: Any) -> Transformer:

@@ -12,23 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.config import ResNetConfig, change
 from regard.errors import ConfigError
-from regard.geometry import TokenMap, grid_of, per_axis
-from regard.networks import Network, Output
-from regard.networks.bit import Bottleneck, PreActivation, even_conv, group_norm
+from regard.geometry import TokenMap, grid_of
+from regard.networks.base import Network, Output
+from regard.networks.resnet.bit import Bottleneck, PreActivation, even_conv, group_norm
+from regard.networks.resnet.config import ResNetConfig, configure
 from regard.nn import DropPath, drop_rates
-
-# name: (kind, width, blocks, input side). resnet_nano is the paper's CIFAR network with n = 2.
-VARIANTS = {
-    "resnet_nano": ("basic", 16, (2, 2, 2), 32),
-    "resnet18": ("basic", 64, (2, 2, 2, 2), 224),
-    "resnet34": ("basic", 64, (3, 4, 6, 3), 224),
-    "resnet50": ("bottleneck", 64, (3, 4, 6, 3), 224),
-    "resnet101": ("bottleneck", 64, (3, 4, 23, 3), 224),
-    "bit_r50x1": ("bit", 64, (3, 4, 6, 3), 224),
-}
-SMALL_SIDE = 64
 
 
 def plain_conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -83,8 +72,8 @@ class ResNet(Network):
     (torch.Size([2, 5]), torch.Size([2, 48, 16]), (8, 8))
     """
 
-    REPEATED = (Basic, Bottleneck, PreActivation)
-    PLACED = True
+    BLOCKS = (Basic, Bottleneck, PreActivation)
+    TOKENS_ON_INPUT = True
 
     config: ResNetConfig
 
@@ -120,8 +109,8 @@ class ResNet(Network):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, x: Tensor, *, lean: bool = False) -> Output:
-        """x (B, channels, height, width), of any size. The logits need every token, so `lean` changes nothing."""
+    def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
+        """x (B, channels, height, width), of any size. `class_token_only` changes nothing: there is none."""
         if x.ndim != 4 or x.shape[1] != self.config.channels:
             raise ConfigError(
                 f"an input of shape {tuple(x.shape)} does not fit: "
@@ -149,16 +138,6 @@ class ResNet(Network):
         size = size or self.config.size
         cell = (2 ** (len(self.config.blocks) - 1) * (1 if self.config.stem == "small" else 4),) * 2
         return TokenMap(grid_of(size, cell), cell, size)
-
-
-def configure(name: str, **changes: Any) -> ResNetConfig:
-    """The config of the variant called `name`; left open, the stem is chosen by the size."""
-    kind, width, blocks, side = VARIANTS[name]
-    if "size" in changes:
-        changes["size"] = per_axis(changes["size"], 2, "size")
-    stem = "small" if max(changes.get("size", (side,))) <= SMALL_SIDE else "large"
-    given = {"size": (side, side), "width": width, "blocks": blocks, "kind": kind, "stem": stem}
-    return change(ResNetConfig(), given | changes, where=name)
 
 
 def build(name: str, **changes: Any) -> ResNet:

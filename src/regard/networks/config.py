@@ -1,0 +1,99 @@
+"""What the config of every family has: fields, and facts that other parts of the package ask for. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from regard.config import require_positive, require_shares
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """A network's shape, as a frozen dataclass per family."""
+
+    family: ClassVar[str]
+    """Name of its folder in `networks`, and of its table of names in `weights`."""
+    inputs: ClassVar[Literal["image", "text"]]
+    named_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that the name of a model decides: weights loaded under that name must agree with them."""
+    can_checkpoint: ClassVar[bool] = False
+    """Whether it can recompute its activations in the backward pass."""
+
+
+@dataclass(frozen=True)
+class ImageConfig(NetworkConfig):
+    """Of networks that take signals, images or volumes; `size` has as many axes as the input."""
+
+    inputs = "image"
+    any_size: ClassVar[bool] = True
+    """Whether it takes inputs of other sizes than its own."""
+
+    size: tuple[int, ...] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+
+    def __post_init__(self) -> None:
+        require_positive(self, "channels", "classes")
+
+    @property
+    def features(self) -> int:
+        """Dimension of the features that the head reads."""
+        raise NotImplementedError
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks, each of which has at least one tensor."""
+        raise NotImplementedError
+
+    @property
+    def last_layer(self) -> str:
+        """Name of the linear layer that gives the logits."""
+        return "head"
+
+    def with_linear_head(self) -> Self:
+        """The same with a head of one linear layer."""
+        return self
+
+
+@dataclass(frozen=True)
+class TextConfig(NetworkConfig):
+    """Of translators: words in and out, and three special ones."""
+
+    inputs = "text"
+
+    vocabulary: int | tuple[int, int] = 37_000
+    """Number of words: one for both languages together, or two, of source and target."""
+    embeddings: Literal["shared", "tied", "separate"] = "shared"
+    """One matrix for source, target and output; "tied": another for the source; "separate": three."""
+    output_bias: bool = False
+    width: int = 512
+    depth: int = 6
+    dropout: float = 0.1
+    padding: int = 0
+    start: int = 1
+    """What the decoder is given before the first word."""
+    end: int = 2
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width", "depth", "source_words", "target_words")
+        require_shares(self, "dropout")
+        if self.embeddings == "shared" and self.source_words != self.target_words:
+            what = f"embeddings='shared' needs one vocabulary, not one of {self.source_words} and {self.target_words}"
+            raise ConfigError(what, do="use embeddings='tied' (target and output) or 'separate'")
+        for name in ("padding", "start", "end"):
+            if not 0 <= getattr(self, name) < self.target_words:
+                raise ConfigError(f"{name}={getattr(self, name)} is not among the {self.target_words} words")
+        if self.padding == self.end:
+            raise ConfigError(
+                f"padding and end are both {self.end}", do="what ends a sentence must be a word of its own"
+            )
+
+    @property
+    def source_words(self) -> int:
+        return self.vocabulary if isinstance(self.vocabulary, int) else self.vocabulary[0]
+
+    @property
+    def target_words(self) -> int:
+        return self.vocabulary if isinstance(self.vocabulary, int) else self.vocabulary[1]

@@ -1,0 +1,1 @@
+"""The masked autoencoder around a Vision Transformer."""

@@ -1,0 +1,120 @@
+"""The shape of a Vision Transformer, and the sizes by name. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from regard.config import change, require_positive, require_shares
+from regard.errors import ConfigError
+from regard.geometry import per_axis
+from regard.networks.config import ImageConfig
+
+# width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
+# B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
+SIZES = {
+    "nano": (64, 4, 4, 192),
+    "Ti": (192, 12, 3, 768),
+    "S": (384, 12, 6, 1536),
+    "B": (768, 12, 12, 3072),
+    "B_half": (384, 12, 12, 1536),
+    "L": (1024, 24, 16, 4096),
+    "H": (1280, 32, 16, 5120),
+}
+
+# name: (size, patch, input side, axes, channels)
+VARIANTS = {
+    "vit_nano": ("nano", 4, 32, 2, 3),
+    "vit_ti16": ("Ti", 16, 224, 2, 3),
+    "vit_s14": ("S", 14, 224, 2, 3),
+    "vit_s16": ("S", 16, 224, 2, 3),
+    "vit_s32": ("S", 32, 224, 2, 3),
+    "vit_b14": ("B", 14, 224, 2, 3),
+    "vit_b16": ("B", 16, 224, 2, 3),
+    "vit_b32": ("B", 32, 224, 2, 3),
+    "vit_b32_half": ("B_half", 32, 224, 2, 3),
+    "vit_l14": ("L", 14, 224, 2, 3),
+    "vit_l16": ("L", 16, 224, 2, 3),
+    "vit_l32": ("L", 32, 224, 2, 3),
+    "vit_h14": ("H", 14, 224, 2, 3),
+    "vit_r50_b16": ("B", 16, 224, 2, 3),
+    "vit3d_nano": ("nano", 8, 32, 3, 1),
+    "vit3d_s16": ("S", 16, 96, 3, 1),
+    "vit3d_b16": ("B", 16, 96, 3, 1),
+}
+
+
+@dataclass(frozen=True)
+class ViTConfig(ImageConfig):
+    """A Vision Transformer's shape. `size`, `patch` and the grid have as many axes as the input."""
+
+    family = "vit"
+    named_fields = ("width", "depth", "heads", "mlp", "patch", "stem")
+    can_checkpoint = True
+
+    patch: tuple[int, ...] = (16, 16)
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp: int = 3072
+    pool: Literal["class", "mean"] = "class"
+    positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] = "learned"
+    registers: int = 0
+    head: Literal["linear", "mlp"] = "linear"
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    layer_scale: float | None = None
+    stem: Literal["patch", "conv", "r50"] = "patch"
+    eps: float = 1e-6
+    norm: Literal["pre", "post"] = "pre"
+    rope: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "width", "depth", "heads", "mlp")
+        each, least = self.width // self.heads, 2 * len(self.size)
+        if self.rope and (each % 2 or each < least):
+            raise ConfigError(
+                f"a head dimension of {each} is too small or odd for rope=True: it rotates pairs of channels per axis",
+                do=f"change width or heads: width / heads must be even, and {least} or more",
+            )
+        if self.registers < 0:
+            raise ConfigError(f"registers={self.registers} is negative")
+        require_shares(self, "dropout", "drop_path")
+        if not 0 < self.eps < 1:
+            raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
+
+    @property
+    def features(self) -> int:
+        return self.width
+
+    @property
+    def block_count(self) -> int:
+        return self.depth
+
+    @property
+    def last_layer(self) -> str:
+        return "head.2" if self.head == "mlp" else "head"
+
+    def with_linear_head(self) -> Self:
+        return replace(self, head="linear")
+
+
+def configure(name: str, **changes: Any) -> ViTConfig:
+    """The config of the variant called `name`; `size` and `patch` may be one number for all axes."""
+    kind, patch, side, axes, channels = VARIANTS[name]
+    width, depth, heads, mlp = SIZES[kind]
+    config = ViTConfig(
+        size=(side,) * axes,
+        patch=(patch,) * axes,
+        channels=channels,
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp=mlp,
+        stem="r50" if name == "vit_r50_b16" else "patch",
+    )
+    for field in ("size", "patch"):
+        if field in changes:
+            changes[field] = per_axis(changes[field], axes, field)
+    return change(config, changes, where=name)

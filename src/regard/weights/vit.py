@@ -1,0 +1,354 @@
+"""Vision Transformers: other libraries' tensors as ours, ours as theirs, and ours for another input."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import make
+from regard.errors import ConfigError, RunError
+from regard.geometry import grid_of, per_axis
+from regard.networks.vit.config import SIZES, VARIANTS, ViTConfig, configure
+from regard.nn.patches import GridPositions, resample_grid
+from regard.weights.family import Family, Written
+from regard.weights.files import Opened
+from regard.weights.names import Format
+from regard.weights.notes import Notes, unlike
+from regard.weights.vit_names import DINOV2, FORMATS, HF, HF_DINOV2, TIMM
+
+
+def read(
+    opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+) -> tuple[dict[str, Tensor], ViTConfig]:
+    """Our state dict and the config it fits, from another's tensors."""
+    state, unknown = found.read(opened.tensors)
+    spare = [key for key in unknown if re.fullmatch(found.spare, found.respell(key))]
+    differ = [f"{found.called(key)}: not in the file" for key in _needed(state) if key not in state]
+    differ += [f"{key}: not in the model" for key in unknown if key not in spare]
+    if differ:
+        raise unlike(differ, opened.path)
+    _require_axes(state, found, opened.path)
+    for key in spare:
+        notes.leave(key, opened.tensors[key])
+    if "distilled" in state:  # the second token differs from a register only in having a position
+        others = state.get("registers", torch.empty(0, len(state["norm.weight"])))
+        state["registers"] = torch.cat([state.pop("distilled"), others])
+        notes.changed.append("DeiT's distillation token is a register here, its position added to it")
+        if any("dist" in key for key in spare):
+            notes.assumed.append(
+                "the class token alone answers; DeiT averages that with the distillation token's answer"
+            )
+    config = _infer(state, opened, found, name, fields, notes)
+    state["patches.project.weight"] = state["patches.project.weight"].flatten(1)
+    _place_positions(state, config)
+    _read_head(state, found, notes)
+    return state, config
+
+
+def _needed(state: Mapping[str, Tensor]) -> list[str]:
+    """What every ViT has, in as many blocks as there is anything of."""
+    depth = 1 + max((int(key.split(".")[1]) for key in state if key.startswith("blocks.")), default=0)
+    layers = ("norm1", "attention.qkv", "attention.out", "norm2", "mlp.up", "mlp.down")
+    layers = ["patches.project", *(f"blocks.{n}.{layer}" for n in range(depth) for layer in layers), "norm"]
+    return ["positions.table", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))]
+
+
+def _require_axes(state: Mapping[str, Tensor], found: Format, where: Path) -> None:
+    """The tensors that sizes are read off have as many axes as they should, none empty, and rows of one width."""
+    axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
+            "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
+    odd = [key for key, count in axes.items() if key in state and (state[key].ndim != count or not state[key].numel())]
+    rows = [key for key in ("positions.table", "class_token", "registers", "distilled") if key in state]
+    odd = odd or [key for key in rows if state[key].shape[1] != len(state["norm.weight"])]
+    if odd:
+        raise unlike([f"{found.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
+
+
+def _infer(
+    state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+) -> ViTConfig:
+    """The config whose model has tensors of these shapes."""
+    settings, where = opened.settings, opened.path
+    kernel, width = state["patches.project.weight"], len(state["norm.weight"])
+    hybrid = "patches.root.weight" in state
+    act = settings.get("hidden_act", "gelu")
+    if act != "gelu":
+        raise RunError(f"its activation is {act!r}; ours is the exact gelu", where=where)
+    patch = (16 * kernel.shape[2], 16 * kernel.shape[3]) if hybrid else tuple(kernel.shape[2:])
+    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
+    eps = settings.get("layer_norm_eps", found.eps)
+    if "layer_norm_eps" not in settings and found is HF:
+        notes.assumed.append(f"LayerNorm's eps is transformers' usual {found.eps:g}: no config.json beside it says")
+    grid = _grid(state, found, opened, patch, fields.get("size"))
+    final = state.get("head.weight")
+    return make(
+        ViTConfig,
+        {
+            "size": tuple(g * p for g, p in zip(grid, patch, strict=True)),
+            "patch": patch,
+            "channels": state["patches.root.weight"].shape[1] if hybrid else kernel.shape[1],
+            "classes": 1000 if final is None else len(final),
+            "width": width,
+            "depth": depth,
+            "heads": _heads(state, opened, name, fields, notes),
+            "mlp": len(state["blocks.0.mlp.up.weight"]),
+            "pool": "class" if "class_token" in state or found.needs_class else "mean",
+            "registers": len(state["registers"]) if "registers" in state else 0,
+            "layer_scale": 1.0 if "blocks.0.scale1.scale" in state else None,
+            "head": "mlp" if "hidden.weight" in state else "linear",
+            "stem": "r50" if hybrid else "patch",
+            "eps": eps,
+        },
+        where,
+    )
+
+
+def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: dict[str, Any], notes: Notes) -> int:
+    """Read where the file or the config.json beside it says; else the name's; else those of a known size."""
+    if "num_attention_heads" in opened.settings:
+        return opened.settings["num_attention_heads"]
+    for key, tensor in opened.tensors.items():
+        if key.endswith("/query/kernel") and tensor.ndim == 3:
+            return tensor.shape[1]
+    if "heads" in fields:
+        return fields["heads"]
+    if name in VARIANTS:
+        return configure(name).heads
+    width, mlp = len(state["norm.weight"]), len(state["blocks.0.mlp.up.weight"])
+    known = {size: heads for size, (w, _, heads, m) in SIZES.items() if (w, m) == (width, mlp)}
+    if known:
+        (size, heads), *others = known.items()  # of two such sizes the usual one stands first
+        but = "".join(f" (ViT-{other} has {n}: give heads= or a name)" for other, n in others)
+        notes.assumed.append(f"{heads} heads, as ViT-{size} has{but}: the file does not say")
+        return heads
+    if width % 64:
+        raise RunError(
+            f"the file does not say how many heads share its width of {width}",
+            where=opened.path,
+            do="give heads= or a name",
+        )
+    notes.assumed.append(f"{width // 64} heads of 64, as most have: neither the file nor a known size says")
+    return width // 64
+
+
+def _grid(
+    state: dict[str, Tensor], found: Format, opened: Opened, patch: tuple[int, ...], size: Any
+) -> tuple[int, ...]:
+    """How the patches of the position table lie: as the config.json says, else a square, else as `size` would have it.
+
+    Some tables have rows for the tokens before the patches and some have none, so that 16 rows may be 4 × 4 patches
+    or a class token and 3 × 5. What can be read in two ways is not guessed at.
+    """
+    rows, classed = len(state["positions.table"]), int("class_token" in state)
+    counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
+    patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in found.prefix) if rows > n]
+    said = opened.settings.get("image_size") or opened.timm_settings.get("input_size", ())[1:]
+    grids = [grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
+             for wanted in (said, size) if wanted]  # fmt: skip
+    if said and math.prod(grids[0]) in patches:
+        return grids[0]
+    squares = [(math.isqrt(n),) * 2 for n in patches if math.isqrt(n) ** 2 == n]
+    if len(squares) == 1 and math.prod(squares[0]) == patches[0]:
+        return squares[0]
+    ways = dict.fromkeys([*squares, *(grid for grid in grids if math.prod(grid) in patches)])
+    if len(ways) == 1:
+        return next(iter(ways))
+    if not ways:
+        raise RunError(f"{rows} positions make no square", where=opened.path, do="give size= as the model was trained")
+    several = " or ".join("×".join(map(str, grid)) for grid in ways)
+    do = "give size= as the model was trained, or none; change the size of what `regard convert --to regard` writes"
+    raise RunError(f"{rows} positions may be of {several} patches", where=opened.path, do=do)
+
+
+def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
+    """One row for the class token and one a patch: others' rows are added to the tokens they are for."""
+    table, patches = state["positions.table"], math.prod(grid_of(config.size, config.patch))
+    classed, prefix = int(config.pool == "class"), len(table) - patches
+    if prefix > classed:
+        state["registers"] = state["registers"] + table[classed:prefix]
+    front = table[:classed] if prefix else torch.zeros(classed, config.width)
+    state["positions.table"] = torch.cat([front, table[prefix:]])
+
+
+def _read_head(state: dict[str, Tensor], found: Format, notes: Notes) -> None:
+    if found is HF_DINOV2 and "head.weight" in state:
+        width = len(state["norm.weight"])  # it reads the class token and the mean of the patches
+        own, mean = state["head.weight"][:, :width], state["head.weight"][:, width:]
+        if mean.any():
+            parts = state.pop("head.weight"), state.pop("head.bias")
+            notes.leave("classifier", *parts, why=": it also reads the mean of the patches, which ours does not")
+        else:
+            notes.left += mean.numel()  # zeros
+            state["head.weight"] = own
+    if "hidden.weight" in state:
+        for kind in ("weight", "bias"):
+            state[f"head.0.{kind}"] = state.pop(f"hidden.{kind}")
+            if f"head.{kind}" in state:
+                state[f"head.2.{kind}"] = state.pop(f"head.{kind}")
+
+
+def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes: Notes) -> None:
+    """Positions for another grid, and a projection for grey input."""
+    old, new = grid_of(config.size, config.patch), grid_of(target.size, target.patch)
+    if old != new and config.patch == target.patch and config.positions in ("learned", "axial"):
+        if config.positions == "learned":
+            table, first = state["positions.table"], int(config.pool == "class")
+            state["positions.table"] = torch.cat([table[:first], resample_grid(table[first:], old, new)])
+        else:
+            for n, (a, b) in enumerate(zip(old, new, strict=True)):
+                state[f"positions.axes.{n}"] = resample_grid(state[f"positions.axes.{n}"], (a,), (b,))
+        sides = ["×".join(map(str, grid)) for grid in (old, new)]
+        notes.changed.append(f"positions are resampled from {sides[0]} to {sides[1]} patches")
+    if (config.channels, target.channels, config.stem) == (3, 1, "patch"):
+        kernel = state["patches.project.weight"]
+        state["patches.project.weight"] = kernel.unflatten(1, (3, -1)).sum(dim=1)
+        notes.changed.append("the patch projection is summed over colours: grey input answers as grey in colour did")
+
+
+def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
+    """Our tensors as `to` names them, with what else its files say."""
+    target = _choose(config, to)
+    tensors, notes = write_names(weights, config, target)
+    header = {"num_attention_heads": config.heads, "layer_norm_eps": config.eps}
+    return Written(tensors, header | _settings(config, target), header, notes)
+
+
+def _choose(config: ViTConfig, to: str) -> Format:
+    """transformers has one model without registers and LayerScale and another with them."""
+    if to == "hf":
+        return HF_DINOV2 if config.registers or config.layer_scale is not None else HF
+    return next(f for f in FORMATS if f.name == to)
+
+
+def write_names(
+    weights: Mapping[str, Tensor], config: ViTConfig, target: Format
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The same model as `target`'s tensors, and notes; a model it cannot represent is an error."""
+    notes: list[str] = []
+    state = {key: tensor.detach().cpu().float() for key, tensor in weights.items()}
+    _require_expressible(config, target)
+    state["positions.table"] = _table(state, config, notes)
+    for key in [key for key in state if key.startswith("positions.axes")]:
+        del state[key]
+    if config.head == "mlp":
+        for kind in ("weight", "bias"):
+            state[f"hidden.{kind}"] = state.pop(f"head.0.{kind}")
+            state[f"head.{kind}"] = state.pop(f"head.2.{kind}")
+    extra: dict[str, Tensor] = {}
+    if target is TIMM and config.registers:  # as timm's own models with registers: no positions for prefix tokens
+        classed = int(config.pool == "class")
+        table = state["positions.table"]
+        if classed:
+            state["class_token"] = state["class_token"] + table[:classed]
+        state["positions.table"] = table[classed:]
+        notes.append("positions are for patches alone: build the timm model with no_embed_class=True")
+    if target in (DINOV2, HF_DINOV2):
+        extra = _as_dinov2(state, config, target, notes)
+    if target.name != "hf" and config.eps != target.eps:
+        notes.append(
+            f"LayerNorm's eps is {config.eps:g} here, which the file cannot say; {target.name}'s is {target.eps:g}"
+        )
+    tensors, unknown = target.write(state, config)
+    if unknown:
+        raise RunError(f"{target.name} has no name for {unknown[0]}")
+    return tensors | extra, notes
+
+
+def _as_dinov2(state: dict[str, Tensor], config: ViTConfig, target: Format, notes: list[str]) -> dict[str, Tensor]:
+    """What DINOv2's models always have: LayerScale (ones change nothing) and a mask token (unused in inference)."""
+    for n in range(config.depth if config.layer_scale is None else 0):
+        state[f"blocks.{n}.scale1.scale"] = state[f"blocks.{n}.scale2.scale"] = torch.ones(config.width)
+    if target is DINOV2:
+        del state["head.weight"], state["head.bias"]
+        notes.append("the head is left out: the format has none")
+        return {"mask_token": torch.zeros(1, config.width)}
+    head = state["head.weight"]
+    state["head.weight"] = torch.cat([head, torch.zeros_like(head)], dim=1)  # it reads the mean of the patches too
+    return {"embeddings.mask_token": torch.zeros(1, config.width)}
+
+
+def _require_expressible(config: ViTConfig, target: Format) -> None:
+    """The first field that the format has no words for is named, with the formats that have."""
+    wanted = {
+        "registers": "registers" if config.registers else None,
+        "layer_scale": "blocks.0.scale1.scale" if config.layer_scale is not None else None,
+        "head": "hidden.weight" if config.head == "mlp" else None,
+        "stem": "patches.root.weight" if config.stem == "r50" else None,
+    }
+    for field, key in wanted.items():
+        able = [f.name for f in FORMATS if key and f.called(key)]
+        if field == "head":  # timm's old files have the layer, its models no longer do
+            able = [name for name in able if name != "timm"]
+        if key and target.name not in able:
+            others = ", ".join(dict.fromkeys(able))
+            raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these can: {others}, regard")
+    if len(config.size) != 2:
+        raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
+    for field, own in {"norm": "post", "stem": "conv", "positions": "conditional", "rope": True}.items():
+        if getattr(config, field) == own:
+            raise _inexpressible(f"{field}={own!r}", target, "no other format here can; keep it as regard")
+    if config.pool == "mean" and target.needs_class:
+        raise _inexpressible("pool='mean'", target, "these can: google, timm, regard")
+    grid = grid_of(config.size, config.patch)
+    if target.square and (grid[0] != grid[1] or config.patch[0] != config.patch[1]):
+        raise _inexpressible(f"size={config.size}", target, "its models are square; these are not: google, hf, timm")
+    if target is HF_DINOV2 and config.mlp % config.width:
+        raise _inexpressible(f"mlp={config.mlp}", target, "there it is a multiple of the width; use timm or dinov2")
+
+
+def _inexpressible(what: str, target: Format, do: str) -> ConfigError:
+    return ConfigError(f"{target.name} weights cannot represent {what}", do=do)
+
+
+def _table(state: Mapping[str, Tensor], config: ViTConfig, notes: list[str]) -> Tensor:
+    """Positions of any kind as the learned table that others have."""
+    if config.positions == "learned":
+        return state["positions.table"]
+    grid, prefix = grid_of(config.size, config.patch), int(config.pool == "class")
+    positions = GridPositions(config.positions, grid, config.width, prefix)
+    positions.load_state_dict({k.removeprefix("positions."): v for k, v in state.items() if k.startswith("positions.")})
+    notes.append(f"{config.positions} positions are written as a table")
+    with torch.no_grad():
+        return positions(torch.zeros(1, prefix + grid[0] * grid[1], config.width), grid)[0]
+
+
+def _settings(config: ViTConfig, target: Format) -> dict[str, Any]:
+    """A ViT in the words of transformers' config.json."""
+    kind = "vit" if target is HF else "dinov2_with_registers" if config.registers else "dinov2"
+    architecture = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
+    settings: dict[str, Any] = {
+        "architectures": [f"{architecture}ForImageClassification"],
+        "model_type": kind,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "image_size": config.size[0] if config.size[0] == config.size[1] else list(config.size),
+        "patch_size": config.patch[0] if config.patch[0] == config.patch[1] else list(config.patch),
+        "num_channels": config.channels,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "qkv_bias": True,
+    }
+    if target is HF:
+        settings["intermediate_size"] = config.mlp
+    else:
+        settings |= {"mlp_ratio": config.mlp // config.width, "use_swiglu_ffn": False}
+        settings |= {"num_register_tokens": config.registers} if config.registers else {}
+    return settings
+
+
+VIT = Family(
+    own="patches.project.weight",
+    formats=FORMATS,
+    read=read,
+    adapt=adapt,
+    write=write,
+    compared=("patch", "heads", "norm", "positions", "rope"),
+    unshaped={"heads": 1},
+)
