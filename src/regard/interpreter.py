@@ -17,7 +17,6 @@ from regard.evaluation import make_search, translate_all
 from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
 from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
-from regard.networks.products import in_int8, packed
 from regard.networks.translator import Translator
 from regard.tasks import Translated
 from regard.weights import Run, is_marian, open_marian, open_text
@@ -57,14 +56,11 @@ class Interpreter:
         """By beams, penalty and how many are asked for: what they have recorded serves the next sentences too."""
 
     @staticmethod
-    def open(path: str | Path, device: torch.device, average: int = 0, int8: bool = False) -> Interpreter:
+    def open(path: str | Path, device: torch.device, average: int = 0) -> Interpreter:
         """Of a run folder, of a checkpoint in one, or of a folder with an Opus-MT model.
 
-        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`). With `int8`,
-        products of eight bits, on a CPU.
+        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
         """
-        if int8 and device.type != "cpu":
-            raise ConfigError("int8 is for a CPU", do="leave int8 out, or give device='cpu'")
         if is_marian(path):
             model, tokenizers = open_marian(path), open_vocabulary(Path(path).expanduser())
             languages = ("source", "target")
@@ -73,7 +69,7 @@ class Interpreter:
             languages = checkpoint.languages
             if average:
                 model.load_state_dict(_latest(path, average))
-        return Interpreter(in_int8(model) if int8 else model, tokenizers, languages, device)
+        return Interpreter(model, tokenizers, languages, device)
 
     def __repr__(self) -> str:
         source, target = self.languages
@@ -112,7 +108,7 @@ class Interpreter:
         rows = torch.tensor(self.tokenizers.source.encode([text.strip()], end=True), device=self.device)
         words: list[int] = []
         said = ""
-        for word in stream(packed(self.model), rows):
+        for word in stream(self.model, rows):
             words.append(int(word[0]))
             whole = self.tokenizers.target.decode(words)
             # Some bytes of a character are no character yet.

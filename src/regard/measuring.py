@@ -37,24 +37,15 @@ from regard.weights import Run, is_marian, open_weights, translates
 
 
 def load(
-    path: str | Path,
-    device: str = "auto",
-    quiet: bool = False,
-    heads: int | None = None,
-    average: int = 0,
-    int8: bool = False,
+    path: str | Path, device: str = "auto", quiet: bool = False, heads: int | None = None, average: int = 0
 ) -> Predictor | Interpreter:
     """What predicts, from a run folder (its best weights) or from a weights file; on a GPU if there is one.
 
     Of a translator, also of a folder with an Opus-MT model, an `Interpreter`; of others a `Predictor`. `heads` is for
     files that do not say how many they have; `average` for translators that kept so many epochs: the mean of these.
-    `int8` is for translators on a CPU: products of eight bits, faster and a little less exact.
     """
     if is_marian(path) or translates(path):
-        device = "cpu" if int8 and device == "auto" else pick_device(device)
-        return Interpreter.open(path, torch.device(device), average, int8)
-    if int8:
-        raise ConfigError("int8 is for translators, and this looks at images", where=path, do="leave int8 out")
+        return Interpreter.open(path, torch.device(pick_device(device)), average)
     return load_images(path, device, quiet, heads)
 
 
@@ -112,18 +103,17 @@ def evaluate(
     split: str | None = None,
     batch: int = 64,
     mirror: bool = False,
-    int8: bool = False,
     quiet: bool = False,
 ) -> Evaluation | TranslationEvaluation:
     """Figures of a trained model on data.
 
     With `mirror`, each image is judged together with its mirror image, by the mean of both probabilities: often a
-    little better, for twice the work, where left and right do not matter. `int8` as for `load`.
+    little better, for twice the work, where left and right do not matter.
 
     Which images: those of `split`, or "all". If not said, the test split if the data has one, else
     everything, but never an image that the run trained on or chose its weights by (known by its pixels).
     """
-    loaded, progress = load(run, int8=int8), Progress(quiet)
+    loaded, progress = load(run), Progress(quiet)
     if isinstance(loaded, Interpreter):
         if mirror:
             raise ConfigError("sentences have no mirror image", do="leave --mirror out")

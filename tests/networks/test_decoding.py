@@ -10,7 +10,6 @@ from regard.config_text import RNNConfig
 from regard.errors import ConfigError
 from regard.networks import decoding
 from regard.networks.decoding import Hypotheses, Search, beam_search, greedy, length_penalty, stream
-from regard.networks.products import in_int8
 from regard.networks.rnn import RNN
 from regard.networks.translator import State, Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
@@ -261,13 +260,11 @@ def test_looking_at_all_the_room_there_is_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("fields", [{}, {"output_bias": True}, {"embeddings": "separate"}])
-@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("count", [2, 0])
-def test_scores_may_be_written_where_others_were(fields, int8, count):
+def test_scores_may_be_written_where_others_were(fields, count):
     model = small(**fields)
     if model.output_bias is not None:
         nn.init.normal_(model.output_bias)
-    model = in_int8(model) if int8 else model
     features = torch.randn(count, 3, model.config.width)
     room = torch.full((3 * count, model.config.target_words), torch.nan)
     with torch.no_grad():
@@ -319,7 +316,7 @@ def test_learned_positions_end_a_sentence_in_time():
 
 def test_no_sentence_has_no_translation():
     nothing = torch.empty(0, 4, dtype=torch.long)
-    for model in (lively(), in_int8(lively()), recurrent(), recurrent(cell="gru")):
+    for model in (lively(), recurrent(), recurrent(cell="gru")):
         assert greedy(model, nothing, constant=4).words.shape == (0, 1, 8)
         assert beam_search(model, nothing, constant=4).words.shape == (0, 1, 8)
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from regard.data.text import TextLoader, Tokenizers
 from regard.metrics import Figure, perplexity, summarise_translation
 from regard.networks.decoding import Hypotheses, beam_search
-from regard.networks.products import packed
 from regard.networks.recorded import RecordedSearch
 from regard.networks.translator import Translator
 from regard.tasks import NextWord, Translated
@@ -54,11 +53,7 @@ def make_search(
     `limits` are `ratio` and `constant` of the search, where its own will not do.
     """
     options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best, **limits}
-    return RecordedSearch(model, **options) if device.type == "cuda" else partial(_search_packed, model, **options)
-
-
-def _search_packed(model: Translator, source: Tensor, **options: Any) -> Hypotheses:
-    return beam_search(packed(model), source, **options)
+    return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, model, **options)
 
 
 @torch.inference_mode()

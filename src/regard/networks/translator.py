@@ -91,8 +91,6 @@ class Translator(Network):
             nn.Linear(config.width, config.target_words, bias=False) if config.embeddings == "separate" else None
         )
         self.output_bias = nn.Parameter(torch.empty(config.target_words)) if config.output_bias else None
-        self.scorer: nn.Module | None = None
-        """In the place of that matrix and bias, where these are not used as they are."""
 
     def reset_embeddings(self) -> None:
         """Rows of unit length on average: of unit size once scaled by √width, and logits of unit size where tied."""
@@ -110,8 +108,6 @@ class Translator(Network):
 
     def score(self, features: Tensor, room: Tensor | None = None) -> Tensor:
         """Logits (…, V) from features (…, width); in `room` (rows, V), where that is given, and without gradients."""
-        if self.scorer is not None:
-            return self.scorer(features, room)
         matrix = self.embedding.weight if self.output is None else self.output.weight
         if room is None:
             return F.linear(features, matrix, self.output_bias)
