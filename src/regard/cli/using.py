@@ -121,7 +121,7 @@ class Predict:
     best: int = 1
     """Translations to show for each sentence."""
     beams: int = 4
-    """Sentences that the search for a translation goes on with."""
+    """Beam size of the search for a translation."""
 
     def run(self) -> None:
         from regard import api

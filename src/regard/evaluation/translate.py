@@ -52,7 +52,7 @@ def make_search(
 
     `limits` are `ratio` and `constant` of the search, where its own will not do.
     """
-    options: dict[str, Any] = {"beams": beams, "alpha": penalty, "best": best, **limits}
+    options: dict[str, Any] = {"beams": beams, "penalty": penalty, "best": best, **limits}
     return RecordedSearch(model, **options) if device.type == "cuda" else partial(beam_search, model, **options)
 
 
