@@ -3,9 +3,8 @@
 Training: the same batch, bf16 autocast over fp32 weights on a GPU (fp32 on a CPU), label smoothing, clipping and fused
 AdamW for both; ours through the step that `regard train` takes (compiled and recorded on a GPU), Marian as its users
 run it, eagerly, and once more compiled. Decoding: beam search of five, ours recorded on a GPU, against `generate`; both
-find exactly as many words for every sentence, for a bias keeps them from ending. bf16 weights on a GPU; on a CPU ours
-once more with products of eight bits (`regard predict --int8`), Marian as before. The two take turns, and the figure is
-the median of the turns' ratios with their spread. Needs transformers.
+find exactly as many words for every sentence, for a bias keeps them from ending. bf16 weights on a GPU.
+The two take turns, and the figure is the median of the turns' ratios with their spread. Needs transformers.
 
 On a CPU each work gets a process of its own, as users run it: memory that training has left at hand makes searches
 faster, Marian's more than ours.
@@ -14,7 +13,6 @@ faster, Marian's more than ours.
 """
 
 import argparse
-import copy
 import statistics
 import subprocess
 import sys
@@ -31,7 +29,6 @@ from torch.nn import functional as F
 
 from regard.config import RunConfig
 from regard.evaluation.translate import make_search
-from regard.networks.products import in_int8
 from regard.networks.transformer.config import configure
 from regard.networks.transformer.network import Transformer
 from regard.tasks import NextWord
@@ -194,22 +191,12 @@ def bench_decoding(device: torch.device, name: str, vocabulary: int, load: Load,
     source, _ = sentences(ours.config, load.decoding, load.words, device)
     other = their_search(theirs, source, ours.config.padding, load.words)
     label = f"beam {BEAMS}, {load.decoding} × {load.words} words: sentences/s"
-    ends = [search_beside(label, ours, other, source, load, turns)]
-    if device.type == "cpu":
-        ends.append(search_beside(f"{label}; ours in int8", in_int8(copy.deepcopy(ours)), other, source, load, turns))
-    print("\n" + "\n".join(ends), flush=True)
-
-
-def search_beside(
-    label: str, ours: Transformer, other: Callable[[], Tensor], source: Tensor, load: Load, turns: int
-) -> str:
-    """Compares the two, and says how often they found the same."""
     own = our_search(ours, source, load.words)
-    compare(label, own, other, load.decoding, 1, turns, source.device)
+    compare(label, own, other, load.decoding, 1, turns, device)
     found, expected = own(), other()
     assert found.shape == expected.shape == (load.decoding, load.words), (found.shape, expected.shape)
     same = (found == expected).all(1).double().mean()
-    return f"{label.replace(': sentences/s', '')}: the same words as Marian's for {same:.0%} of sentences"
+    print(f"\nthe same words as Marian's for {same:.0%} of sentences", flush=True)
 
 
 WORK = {"training": bench_training, "decoding": bench_decoding}

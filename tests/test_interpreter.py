@@ -6,7 +6,7 @@ import torch
 import regard
 from regard.errors import RunError
 from regard.weights import average
-from tests.data.text.test_spm import ENGLISH, GERMAN, folder  # noqa: F401
+from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
 from tests.training.test_translation import SMALL, write_pairs
 
 

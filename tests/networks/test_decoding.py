@@ -1,4 +1,4 @@
-"""Greedy and beam search against every sentence there is, against each other, and with and without a cache."""
+"""Greedy and beam search against every sentence there is, word by word, and with and without a cache."""
 
 import itertools
 
@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.networks import decoding
 from regard.networks.decoding import Hypotheses, Search, beam_search, greedy, length_penalty, stream
-from regard.networks.products import in_int8
 from regard.networks.rnn.config import RNNConfig
 from regard.networks.rnn.network import RNN
-from regard.networks.translator import State, Translator
+from regard.networks.translator import Memory, State, Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
 
 
@@ -48,37 +47,37 @@ KINDS = {
 KIND = pytest.mark.parametrize("kind", KINDS)
 
 
-def rescored(model: Translator, source: Tensor, words: Tensor, alpha: float) -> float:
+def rescored(model: Translator, source: Tensor, words: Tensor, penalty: float) -> float:
     """The score of one sentence, by one pass over all of it."""
     words = words[words != PADDING]
     given = torch.cat([torch.tensor([START]), words[:-1]])
     scores = model(source[None], given[None]).logits[0].double().log_softmax(-1)
-    return (scores[torch.arange(len(words)), words].sum() / length_penalty(len(words), alpha)).item()
+    return (scores[torch.arange(len(words)), words].sum() / length_penalty(len(words), penalty)).item()
 
 
 @KIND
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(kind, alpha):
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(kind, penalty):
     """Three words that may be said and up to four places, the last for the end: 40 sentences."""
     model = KINDS[kind](vocabulary=5)
     source = torch.tensor([[3, 4, 4, 3], [4, 3, 0, 0]])
     every = [torch.tensor([*words, END]) for n in range(4) for words in itertools.product((START, 3, 4), repeat=n)]
     assert len(every) == 40
-    found = beam_search(model, source, beams=50, best=40, alpha=alpha, ratio=0.0, constant=4)
+    found = beam_search(model, source, beams=50, best=40, penalty=penalty, ratio=0.0, constant=4)
     for sentence in range(2):
         own = source[sentence][source[sentence] != PADDING]
-        ranked = sorted(((rescored(model, own, words, alpha), words.tolist()) for words in every), reverse=True)
+        ranked = sorted(((rescored(model, own, words, penalty), words.tolist()) for words in every), reverse=True)
         for n, (score, words) in enumerate(ranked):
             assert found.words[sentence, n][found.words[sentence, n] != PADDING].tolist() == words
             assert found.scores[sentence, n].item() == pytest.approx(score, abs=1e-5)
 
 
-@pytest.mark.parametrize("alpha", [0.6, 4.0, 20.0])
-def test_asked_for_one_it_stops_no_sooner_than_is_safe(alpha):
+@pytest.mark.parametrize("penalty", [0.6, 4.0, 20.0])
+def test_asked_for_one_it_stops_no_sooner_than_is_safe(penalty):
     """A longer sentence may still overtake, as its log-probability will be divided by more."""
     model, source = lively(vocabulary=5), sentences(6, 3, 1, 8, 5, 2, words=5)
     model.output_bias.data[END] = 4.0
-    search = {"beams": 130, "alpha": alpha, "ratio": 0.0, "constant": 5}  # 121 sentences
+    search = {"beams": 130, "penalty": penalty, "ratio": 0.0, "constant": 5}  # 121 sentences
     every, one = beam_search(model, source, best=121, **search), beam_search(model, source, best=1, **search)
     assert every.scores.isfinite().all()
     assert torch.equal(one.words, every.words[:, :1])
@@ -90,19 +89,45 @@ def assert_same(ours: Hypotheses, other: Hypotheses) -> None:
 
 
 @KIND
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_a_beam_of_one_is_greedy(kind, alpha):
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+def test_greedy_takes_the_likeliest_word_each_time(kind, penalty):
     model, source = KINDS[kind](), sentences(6, 3, 1, 8)
-    assert_same(beam_search(model, source, beams=1, alpha=alpha), greedy(model, source, alpha=alpha))
+    result = greedy(model, source, penalty=penalty, constant=12)
+    for n, length in enumerate((6, 3, 1, 8)):
+        own, words = source[n : n + 1, :length], [START]
+        while words[-1] != END:
+            logits = model(own, torch.tensor([words])).logits[0, -1]
+            logits[PADDING] = float("-inf")
+            words.append(int(logits.argmax()) if len(words) < length + 12 else END)
+        assert result.words[n, 0].tolist() == words[1:] + [PADDING] * (20 - len(words[1:]))
+        expected = rescored(model, own[0], torch.tensor(words[1:]), penalty)
+        assert result.scores[n, 0].item() == pytest.approx(expected, abs=1e-5)
+
+
+def recomputing(model: Translator) -> Translator:
+    """The same model, which decodes all words anew at every step."""
+
+    def begin(memory: Memory, beams: int, length: int) -> State:
+        words = torch.zeros(length, len(memory.words) * beams, dtype=torch.long)
+        last = (t.transpose(0, 1) for t in memory.last)
+        return State(torch.tensor(0), (words,), (memory.words, memory.mask, *last))
+
+    def step(words: Tensor, state: State) -> Tensor:
+        state.kept[0][state.at] = words.flatten()
+        state.at.add_(1)
+        source, mask, *last = (t.repeat_interleave(words.shape[1], dim=0) for t in state.fixed)
+        memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
+        return model.decode(state.kept[0][: int(state.at)].T, memory)[:, -1].unflatten(0, words.shape)
+
+    model.begin, model.step = begin, step
+    return model
 
 
 @KIND
 def test_cached_equals_uncached(kind):
-    model, source = KINDS[kind](), sentences(6, 3, 1, 8)
-    search = {"constant": 12}
-    assert_same(greedy(model, source, **search), greedy(model, source, cached=False, **search))
-    cached = beam_search(model, source, beams=5, best=5, **search)
-    assert_same(cached, beam_search(model, source, beams=5, best=5, cached=False, **search))
+    source = sentences(6, 3, 1, 8)
+    cached = beam_search(KINDS[kind](), source, beams=5, best=5, constant=12)
+    assert_same(cached, beam_search(recomputing(KINDS[kind]()), source, beams=5, best=5, constant=12))
     assert cached.words[:, 0].unique(dim=0).shape[0] > 1, "sentences that are all the same prove little"
 
 
@@ -119,13 +144,12 @@ def test_a_sentence_is_translated_alike_in_any_company(kind):
 
 
 @KIND
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_search_goes_on_without_the_sentences_that_are_done(kind, cached, monkeypatch):
-    """One by one there is nothing to go on without."""
+def test_finished_sentences_are_dropped_from_the_batch(kind, monkeypatch):
+    """One by one there is nothing to drop."""
     model, source = KINDS[kind](), sentences(9, 3, 7, 2, 5, 8, 4, 6, 1, 9)
-    left, only = [], Search.only
-    monkeypatch.setattr(Search, "only", lambda self, rows: (left.append(len(rows)), only(self, rows)))
-    options = {"beams": 3, "best": 2, "constant": 10, "cached": cached}
+    left, select = [], Search.select
+    monkeypatch.setattr(Search, "select", lambda self, rows: (left.append(len(rows)), select(self, rows)))
+    options = {"beams": 3, "best": 2, "constant": 10}
     together = beam_search(model, source, **options)
     assert len(left) > 2
     assert left == sorted(left, reverse=True)
@@ -152,40 +176,9 @@ def test_hypotheses_are_different_ended_ordered_and_scored_as_they_say(kind):
             assert score.item() == pytest.approx(rescored(model, own, row, 0.6), abs=1e-5)
 
 
-@pytest.mark.parametrize("words", [23, 640, 2600])
-def test_the_best_of_many_words_are_those_of_topk(words):
-    torch.manual_seed(0)
-    scores = torch.randn(3, 4, words)
-    scores[0, 0, -8:] = 9.0 + torch.arange(8)  # in what is left over of the blocks
-    scores[0, 1, 10:16] = 9.0 + torch.arange(6)  # all in one
-    scores[..., 5] = float("-inf")
-    (found, places), (best, expected) = decoding._best(scores, 10), scores.topk(10)
-    assert torch.equal(found, best)
-    assert torch.equal(places, expected)
-    expected = scores.log_softmax(-1)
-    sums = decoding._log_sums(scores)  # the scores may be written over
-    torch.testing.assert_close(scores - sums, expected)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("make", [lively, recurrent])
-def test_beams_that_begin_alike_are_asked_once(make, cached, monkeypatch):
-    model, source = make(), sentences(6, 3, 1, 8)
-    assert model.config.target_words >= 8
-    kind = decoding._Cached if cached else decoding._Recomputed
-    words, step = [], kind.step
-    monkeypatch.setattr(kind, "step", lambda steps, new: words.append(new.shape[1]) or step(steps, new))
-    asked = beam_search(model, source, beams=4, best=4, constant=6, cached=cached)
-    assert words == [1] + [4] * (len(words) - 1)
-    monkeypatch.setattr(decoding.Search, "_unlike", lambda search: search.beams)
-    each = beam_search(model, source, beams=4, best=4, constant=6, cached=cached)
-    assert torch.equal(asked.words, each.words)
-    torch.testing.assert_close(asked.scores, each.scores)
-
-
 def test_a_wider_beam_finds_likelier_sentences():
     model, source = lively(), sentences(6, 3, 1, 8)
-    one, many = (beam_search(model, source, beams=beams, alpha=0.0, constant=6).scores for beams in (1, 8))
+    one, many = (beam_search(model, source, beams=beams, penalty=0.0, constant=6).scores for beams in (1, 8))
     assert (many >= one - 1e-5).all()
     assert (many > one + 1e-3).any()
 
@@ -197,7 +190,7 @@ def test_the_penalty_is_that_of_the_paper():
 
 def test_longer_sentences_win_with_a_larger_alpha():
     model, source = lively(), sentences(6, 3, 1, 8)
-    short, long = ((beam_search(model, source, beams=8, alpha=a, constant=8).words != 0).sum() for a in (0.0, 3.0))
+    short, long = ((beam_search(model, source, beams=8, penalty=a, constant=8).words != 0).sum() for a in (0.0, 3.0))
     assert long > short
 
 
@@ -214,19 +207,18 @@ def test_words_stream_as_greedy_says_them_and_it_stops_when_all_have_ended():
 def test_looking_seldom_changes_nothing(monkeypatch):
     model, source = lively(), sentences(6, 3, 1, 8)
     expected = beam_search(model, source), greedy(model, source)
-    monkeypatch.setattr(decoding, "time_to_look", lambda step, source: False)
+    monkeypatch.setattr(decoding, "time_to_check", lambda step, source: False)
     assert_same(beam_search(model, source), expected[0])
     assert_same(greedy(model, source), expected[1])
 
 
 @KIND
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_search_may_begin_again_in_the_same_memory(kind, cached):
+def test_a_search_may_begin_again_in_the_same_memory(kind):
     model, first, second = KINDS[kind](), sentences(6, 3, 1, 8), sentences(8, 2, 5, 4, seed=1)
     expected = beam_search(model, second, beams=3, best=3, ratio=0.0, constant=9)
     with torch.no_grad():
         limit = torch.full((4,), 9)
-        search = Search(model, first, limit, 9, beams=3, alpha=0.6, best=3, cached=cached)
+        search = Search(model, first, limit, 9, beams=3, penalty=0.6, best=3)
         before = {name: value.data_ptr() for name, value in vars(search).items() if isinstance(value, Tensor)}
         for _ in range(9):
             search.advance()
@@ -242,7 +234,7 @@ def test_a_step_is_one_graph_for_all_words():
     model, source = lively(), sentences(6, 3, 1, 8)
     expected = beam_search(model, source, beams=3, best=3, ratio=0.0, constant=6)
     with torch.no_grad():
-        search = Search(model, source, torch.full((4,), 6), 6, beams=3, alpha=0.6, best=3)
+        search = Search(model, source, torch.full((4,), 6), 6, beams=3, penalty=0.6, best=3)
         advance = torch.compile(search.advance, fullgraph=True, dynamic=False, backend="eager")
         torch._dynamo.utils.counters.clear()
         for _ in range(6):
@@ -258,35 +250,6 @@ def test_looking_at_all_the_room_there_is_changes_nothing(monkeypatch):
     monkeypatch.setattr(State, "filled", lambda self: None)
     assert_same(beam_search(model, source, best=4), expected[0])
     assert_same(greedy(model, source), expected[1])
-
-
-@pytest.mark.parametrize("fields", [{}, {"output_bias": True}, {"embeddings": "separate"}])
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("count", [2, 0])
-def test_scores_may_be_written_where_others_were(fields, int8, count):
-    model = small(**fields)
-    if model.output_bias is not None:
-        nn.init.normal_(model.output_bias)
-    model = in_int8(model) if int8 else model
-    features = torch.randn(count, 3, model.config.width)
-    room = torch.full((3 * count, model.config.target_words), torch.nan)
-    with torch.no_grad():
-        expected, found = model.score(features), model.score(features, room)
-    assert found.shape == expected.shape
-    assert found.data_ptr() == room.data_ptr()
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_cpu_makes_all_its_scores_in_one_room(cached, monkeypatch):
-    """Fresh memory for each step's scores would take longer than the products that they are."""
-    places, score = set(), Translator.score
-    monkeypatch.setattr(
-        Translator, "score", lambda self, x, room=None: places.add(room.data_ptr()) or score(self, x, room)
-    )
-    found = beam_search(lively(), sentences(6, 3, 1, 8, 5, 2), cached=cached)
-    assert len({int((words != PADDING).sum()) for words in found.words}) > 1, "some are done before others"
-    assert len(places) == 1
 
 
 def test_dropout_is_off_and_training_goes_on_afterwards():
@@ -319,7 +282,7 @@ def test_learned_positions_end_a_sentence_in_time():
 
 def test_no_sentence_has_no_translation():
     nothing = torch.empty(0, 4, dtype=torch.long)
-    for model in (lively(), in_int8(lively()), recurrent(), recurrent(cell="gru")):
+    for model in (lively(), recurrent(), recurrent(cell="gru")):
         assert greedy(model, nothing, constant=4).words.shape == (0, 1, 8)
         assert beam_search(model, nothing, constant=4).words.shape == (0, 1, 8)
 
@@ -330,7 +293,7 @@ def test_an_empty_source_and_a_single_word_are_sentences_too():
     assert beam_search(model, torch.tensor([[PADDING], [5]]), constant=4).scores.isfinite().all()
 
 
-@pytest.mark.parametrize("arguments", [{"beams": 0}, {"best": 5}, {"best": 0}, {"alpha": -1.0}])
+@pytest.mark.parametrize("arguments", [{"beams": 0}, {"best": 5}, {"best": 0}, {"penalty": -1.0}])
 def test_searches_that_make_no_sense_are_refused(arguments):
     with pytest.raises(ConfigError):
         beam_search(lively(), sentences(3), **arguments)

@@ -49,7 +49,9 @@ def test_only_so_much_is_kept(monkeypatch):
     search = check("transformer_nano", "cpu")
     assert [shape[1] for shape in search.kept] == [5]
     words, depth, width = 5 * 0.5 + 6, 2, 16
-    assert next(iter(search.kept.values()))[0].held() > 2 * depth * 4 * 3 * int(words) * width * 4  # keys and values
+    assert (
+        next(iter(search.kept.values()))[0].state.nbytes() > 2 * depth * 4 * 3 * int(words) * width * 4
+    )  # keys and values
 
 
 def test_what_cannot_be_searched_is_refused():
@@ -57,7 +59,7 @@ def test_what_cannot_be_searched_is_refused():
     with pytest.raises(ConfigError, match="5 best of 3 beams"):
         RecordedSearch(model, beams=3, best=5)
     with pytest.raises(ConfigError, match="reward short sentences"):
-        RecordedSearch(model, alpha=-1.0)
+        RecordedSearch(model, penalty=-1.0)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,6 @@ import regard
 from regard.data.feed import TextFeed
 from regard.data.text import EncodedPairs, TextLoader, train_tokenizers
 from regard.errors import ConfigError, DataError, RunError
-from regard.interpreter import Interpreter
 from regard.tasks import NextWord
 from regard.training import Step, Training, learning_rate
 from regard.translating import compare_text, holds_text
@@ -84,20 +83,6 @@ def test_a_loaded_run_translates_and_streams(run):
     assert regard.load(run.checkpoint("last")).predict("one").text
     with pytest.raises(ConfigError, match="one text is given"):
         next(interpreter.predict_many("one"))
-
-
-def test_with_eight_bits_it_translates_as_well(run, data, tmp_path):
-    interpreter = regard.load(run.path, int8=True)
-    assert type(interpreter.model.decoder[0].mlp.up).__name__ == "Int8Linear"
-    assert interpreter.predict("one two").text == "eins zwei"
-    assert "".join(interpreter.stream("one two")) == "eins zwei"
-    exact, rounded = (regard.evaluate(run.path, data, int8=int8, quiet=True).figures for int8 in (False, True))
-    assert rounded["exact_match"].value == pytest.approx(exact["exact_match"].value, abs=0.04)
-    assert 0 < abs(rounded["perplexity"].value / exact["perplexity"].value - 1) < 0.02
-    with pytest.raises(ConfigError, match="int8 is for a CPU"):
-        Interpreter.open(run.path, torch.device("meta"), int8=True)
-    with pytest.raises(ConfigError, match="int8 is for translators"):
-        regard.load(regard.save(regard.create("vit_nano"), tmp_path / "vit.safetensors"), int8=True)
 
 
 def test_evaluation_is_that_of_the_run(run, data):
@@ -291,15 +276,12 @@ def test_the_command_line(run, data, tmp_path, cli, monkeypatch):
     with table.open(encoding="utf-8") as file:
         assert [row["translation"] for row in csv.DictReader(file)] == ["vier", "fünf"]
     assert "  " in cli("predict", str(run.path), "one", "--best", "2")[1]
-    assert cli("predict", str(run.path), "one two", "--int8")[1].strip() == "eins zwei"
     code, _, err = cli("predict", str(run.path), "missing.txt")
     assert code == 2
     assert "cannot be read" in err
     assert cli("predict", str(run.path), "one two three " * 40 + "file.txt")[0] == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("two\nthree\n"))
     assert cli("predict", str(run.path), "-")[1].split() == ["zwei", "drei"]
-    code, out, err = cli("eval", str(run.path), str(data), "--quiet", "--int8")
-    assert (code, "bleu" in out) == (0, True), err
     code, out, err = cli("eval", str(run.path), str(data), "--quiet")
     assert code == 0, err
     assert "bleu" in out

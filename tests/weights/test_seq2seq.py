@@ -209,7 +209,7 @@ def test_beam_search_as_marian_generates(pair, beams):
     rows, scores = generated(
         reference, source, num_beams=beams, num_return_sequences=beams, length_penalty=0.0, early_stopping=True
     )
-    found = beam_search(model, source, beams=beams, best=beams, alpha=0.0, ratio=0.0, constant=39)
+    found = beam_search(model, source, beams=beams, best=beams, penalty=0.0, ratio=0.0, constant=39)
     assert max(map(len, rows)) < 39
     assert words_of(found.words) == rows
     torch.testing.assert_close(found.scores.flatten(), scores, atol=1e-4, rtol=1e-5)

@@ -28,8 +28,6 @@ class Eval:
     that the run never trained on."""
     mirror: bool = False
     """Judge each image together with its mirror image: often a little better, for twice the work."""
-    int8: bool = False
-    """For translators on a CPU: products of eight bits, faster and a little less exact."""
     out: str | None = None
     """Write figures, per-class table and confusion matrix to this .json."""
     quiet: Quiet = False
@@ -39,7 +37,7 @@ class Eval:
         from regard.evaluation import Evaluation
         from regard.weights import to_json, write_text
 
-        asked: dict[str, Any] = {"split": self.split, "mirror": self.mirror, "int8": self.int8}
+        asked: dict[str, Any] = {"split": self.split, "mirror": self.mirror}
         result = api.evaluate(self.run_folder, self.data, quiet=self.quiet, **asked)
         if self.out:
             write_text(Path(self.out), to_json(result.to_json()))
@@ -123,9 +121,7 @@ class Predict:
     best: int = 1
     """Translations to show for each sentence."""
     beams: int = 4
-    """Sentences that the search for a translation goes on with."""
-    int8: bool = False
-    """For translation on a CPU: products of eight bits, faster and a little less exact."""
+    """Beam size of the search for a translation."""
 
     def run(self) -> None:
         from regard import api
@@ -135,7 +131,7 @@ class Predict:
 
         if self.out:
             check_ending(Path(self.out))
-        loaded = api.load(self.run_folder, int8=self.int8)
+        loaded = api.load(self.run_folder)
         if isinstance(loaded, Interpreter):
             return translate(loaded, self.inputs, self.out, self.best, self.beams)
         failed: list[DataError] = []

@@ -242,7 +242,7 @@ def record_words(
     if target is not None:
         written = tokenizers.target.encode([target], end=True)[0]
     else:
-        found = greedy(model, words) if beams == 1 else beam_search(model, words, beams=beams, alpha=alpha)
+        found = greedy(model, words) if beams == 1 else beam_search(model, words, beams=beams, penalty=alpha)
         written = found.words[0, 0].tolist()
         written = written[: written.index(model.config.end) + 1]
     read = [model.config.start, *_checked(written)[:-1]]

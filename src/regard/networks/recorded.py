@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.networks.decoding import Hypotheses, Search, check_search, evaluating, limits, time_to_look
+from regard.networks.decoding import Hypotheses, Search, check_search, evaluating, limits, time_to_check
 from regard.networks.translator import Translator
 
 WARM = 3  # ordinary steps before recording: libraries choose their kernels
@@ -36,13 +36,13 @@ class RecordedSearch:
         model: Translator,
         *,
         beams: int = 4,
-        alpha: float = 0.6,
+        penalty: float = 0.6,
         best: int = 1,
         ratio: float = 1.0,
         constant: int = 50,
     ):
-        check_search(model, beams, alpha, best)
-        self.model, self.beams, self.alpha, self.best = model, beams, alpha, best
+        check_search(model, beams, penalty, best)
+        self.model, self.beams, self.penalty, self.best = model, beams, penalty, best
         self.ratio, self.constant = ratio, constant
         self.kept: dict[torch.Size, tuple[Search, Callable[[], None]]] = {}
         self.pool: Any = None
@@ -53,19 +53,21 @@ class RecordedSearch:
         limit, length = limits(self.model, source, self.ratio, self.constant)
         with evaluating(self.model):
             if source.shape not in self.kept:
-                while len(self.kept) >= SHAPES or sum(search.held() for search, _ in self.kept.values()) > ROOM:
+                while len(self.kept) >= SHAPES or sum(search.state.nbytes() for search, _ in self.kept.values()) > ROOM:
                     del self.kept[next(iter(self.kept))]
-                search = Search(self.model, source, limit, length, beams=self.beams, alpha=self.alpha, best=self.best)
+                search = Search(
+                    self.model, source, limit, length, beams=self.beams, penalty=self.penalty, best=self.best
+                )
                 play = self._recorded(search, source, limit) if source.is_cuda else search.advance
                 self.kept[source.shape] = search, play
             search, play = self.kept[source.shape]
             search.restart(source, limit)
             for n in range(length):
                 play()
-                if time_to_look(n, source) and bool(search.done.all()):
+                if time_to_check(n, source) and bool(search.done.all()):
                     break
         # What the search holds is written over by the next batch.
-        return Hypotheses(search.ended[:, : self.best].clone(), search.ended_scores[:, : self.best].clone())
+        return Hypotheses(*(part.clone() for part in search.result()))
 
     def _recorded(self, search: Search, source: Tensor, limit: Tensor) -> Callable[[], None]:
         for _ in range(WARM):

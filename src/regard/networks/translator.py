@@ -56,6 +56,9 @@ class State(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.at, *self.kept, *self.fixed, *self.common)
 
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
     def filled(self) -> int | None:
         """How many words have been seen; None where to ask would be to wait, or a shape would change by it."""
         return None if self.at.device.type != "cpu" or torch.compiler.is_compiling() else int(self.at)
@@ -67,8 +70,8 @@ class State(NamedTuple):
         for tensor in self.kept:
             tensor.copy_(tensor.index_select(1, index))
 
-    def only(self, sentences: Tensor, beams: int) -> State:
-        """Of some sentences (numbers of them) alone, which have so many beams each."""
+    def select(self, sentences: Tensor, beams: int) -> State:
+        """The state of these sentences (numbers of them) alone, which have so many beams each."""
         kept = (t.unflatten(1, (-1, beams)).index_select(1, sentences).flatten(1, 2) for t in self.kept)
         return State(self.at, tuple(kept), tuple(t.index_select(0, sentences) for t in self.fixed), self.common)
 
@@ -91,8 +94,6 @@ class Translator(Network):
             nn.Linear(config.width, config.target_words, bias=False) if config.embeddings == "separate" else None
         )
         self.output_bias = nn.Parameter(torch.empty(config.target_words)) if config.output_bias else None
-        self.scorer: nn.Module | None = None
-        """In the place of that matrix and bias, where these are not used as they are."""
 
     def reset_embeddings(self) -> None:
         """Rows of unit length on average: of unit size once scaled by √width, and logits of unit size where tied."""
@@ -108,17 +109,10 @@ class Translator(Network):
         features = self.decode(target, memory)
         return Translation(self.score(features), features, memory.words)
 
-    def score(self, features: Tensor, room: Tensor | None = None) -> Tensor:
-        """Logits (…, V) from features (…, width); in `room` (rows, V), where that is given, and without gradients."""
-        if self.scorer is not None:
-            return self.scorer(features, room)
+    def score(self, features: Tensor) -> Tensor:
+        """Logits (…, V) from features (…, width)."""
         matrix = self.embedding.weight if self.output is None else self.output.weight
-        if room is None:
-            return F.linear(features, matrix, self.output_bias)
-        torch.mm(features.flatten(0, -2), matrix.mT, out=room)
-        if self.output_bias is not None:
-            room += self.output_bias
-        return room.view(*features.shape[:-1], room.shape[-1])
+        return F.linear(features, matrix, self.output_bias)
 
     def mask(self, source: Tensor) -> Tensor:
         """(B, S), true where there is a word."""
@@ -142,8 +136,8 @@ class Translator(Network):
 
     @abstractmethod
     def step(self, words: Tensor, state: State) -> Tensor:
-        """Features (B, K, width), to be scored, of the word after each beam's newest, `words` (B, K); the state is
-        moved on by one. While beams are all alike, one word (B, 1) may stand for all, and so do its features."""
+        """Features (B, K, width), to be scored, of the word after each beam's newest, `words` (B, K); the state
+        advances by one word."""
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """Word by word: `size` is the number of words, such as (7,); 1 if not said, for any number will do."""

@@ -11,7 +11,6 @@ from regard.nn.attention import (
 )
 from regard.nn.blocks import MLP, Activation, BlockConfig, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
 from regard.nn.decoder import DecoderBlock, Past
-from regard.nn.int8 import Int8Linear
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.patches import (
     ConditionalPositions,
@@ -39,7 +38,6 @@ __all__ = [
     "DropPath",
     "EncoderBlock",
     "GridPositions",
-    "Int8Linear",
     "LastNorm",
     "LayerScale",
     "MultiHeadAttention",

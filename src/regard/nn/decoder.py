@@ -55,7 +55,7 @@ class DecoderBlock(nn.Module):
 
         `own` (B, 1, K, T · K) says which of all beams' first T words, this one with them, are a beam's own past: beams
         that go on from the same one share it, and nothing has to be moved. `mask` as in `forward`. Keys and values of
-        this word are written into the past, in place. There may be fewer words than beams: those of the first ones.
+        this word are written into the past, in place.
         """
         x = self._branch(self.norm1, x, lambda words: self._look_back(words, past, at, own))
         x = self._branch(
@@ -67,7 +67,7 @@ class DecoderBlock(nn.Module):
         q, *new = self.attention.project(words)
         seen = []
         for room, fresh in zip(past[:2], new, strict=True):
-            room[:, :, : words.shape[1]].index_copy_(1, at.view(1), fresh.transpose(1, 2)[:, None])
+            room.index_copy_(1, at.view(1), fresh.transpose(1, 2)[:, None])
             seen.append(room[:, : own.shape[-1] // room.shape[2]].flatten(1, 2).transpose(1, 2))
         return self.attention.mix(q, *seen, mask=own)
 

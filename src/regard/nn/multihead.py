@@ -31,8 +31,6 @@ class MultiHeadAttention(Attention):
         self.halves = (self.parts[0], sum(self.parts[1:]))
         self.qkv = nn.Linear(width, sum(self.parts), bias=bias)
         self.out = nn.Linear(self.inner, width, bias=bias)
-        self.ask: nn.Module | None = None
-        """Makes queries in the place of that matrix's first part, where this is not used as it is."""
 
     def forward(
         self,
@@ -56,7 +54,7 @@ class MultiHeadAttention(Attention):
             q, k, v = self.project(queries)
         elif values is None:
             first, rest = self._divided(self.halves)
-            q, (k, v) = self._split(self._asked(queries, *first)), self._both(keys, *rest)
+            q, (k, v) = self._split(F.linear(queries, *first)), self._both(keys, *rest)
         else:
             inputs = zip((queries, keys, values), self._divided(self.parts), strict=True)
             q, k, v = (self._split(F.linear(x, *part)) for x, part in inputs)
@@ -75,7 +73,7 @@ class MultiHeadAttention(Attention):
 
     def recall(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives for these queries (B, Q, width) and for keys and values that are remembered."""
-        return self.mix(self._split(self._asked(queries, *self.asking())), k, v, mask=mask)
+        return self.mix(self._split(F.linear(queries, *self._divided(self.halves)[0])), k, v, mask=mask)
 
     def mix(
         self,
@@ -90,13 +88,6 @@ class MultiHeadAttention(Attention):
         """Attention over projected queries, keys and values, and Wᴼ: (B, Q, width)."""
         mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
         return self.out(mixed.transpose(1, 2).flatten(2))
-
-    def asking(self) -> tuple[Tensor, Tensor | None]:
-        """What makes the queries: a matrix and its bias."""
-        return self._divided(self.halves)[0]
-
-    def _asked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias) if self.ask is None else self.ask(x)
 
     def _divided(self, parts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
         """The one matrix and its bias in parts. Divided once a pass, for each time costs a copy going backward."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.data.batch import Batch
 from regard.errors import ConfigError, RunError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Objective
 from regard.training.gradients import autocast

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Objective
 from regard.training.distributed import World, no_sync, unshard, wrap_ddp_or_fsdp

@@ -17,7 +17,7 @@ from regard.console import Progress
 from regard.data.batch import Batch
 from regard.data.feed import Waited
 from regard.errors import DivergedError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Task
 from regard.training.distributed import ALONE, World, unshard, watched

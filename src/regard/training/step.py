@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.data.batch import Batch
 from regard.errors import RunError
-from regard.networks import Network
+from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Objective
 from regard.training.distributed import ALONE, World

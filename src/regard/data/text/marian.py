@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 from regard.config import read_json
-from regard.data.text.spm import read_spm
 from regard.data.text.tokens import MAX_SIZE, Tokenizer, Tokenizers
 from regard.errors import DataError
 
@@ -16,8 +16,8 @@ _MAX_FILE = 2**26
 def open_marian(folder: Path) -> Tokenizers:
     """The tokenizers of a folder with source.spm, target.spm and vocab.json (and target_vocab.json if they differ).
 
-    The files part text; vocab.json numbers the parts, for both languages alike. Decoding begins with the padding
-    token, as Marian's does. Models for several target languages have codes such as `>>deu<<` to begin a source with.
+    The .spm files split text into pieces; vocab.json numbers them, for both languages alike. Decoding begins with the
+    padding token, as Marian's does. With several target languages, a source begins with a code such as `>>deu<<`.
     """
     folder = Path(folder)
     if absent := [n for n in ("source.spm", "target.spm", "vocab.json") if not (folder / n).is_file()]:
@@ -34,24 +34,25 @@ def open_marian(folder: Path) -> Tokenizers:
 
 def _vocabulary(path: Path) -> tuple[str, ...]:
     """The tokens in the order of their numbers, which must be 0, 1, 2 and so on."""
-    found: Any = read_json(path, _MAX_FILE)
-    if not isinstance(found, dict) or not all(type(n) is int for n in found.values()) or len(found) > MAX_SIZE:
+    numbers: Any = read_json(path, _MAX_FILE)
+    if not isinstance(numbers, dict) or not all(type(n) is int for n in numbers.values()) or len(numbers) > MAX_SIZE:
         raise DataError("the vocabulary is no table of tokens and their numbers", where=path)
-    if sorted(found.values()) != list(range(len(found))):
+    if sorted(numbers.values()) != list(range(len(numbers))):
         raise DataError("the numbers of tokens leave gaps, or one is given twice", where=path)
     for name in ("<pad>", "</s>", "<unk>"):
-        if name not in found:
+        if name not in numbers:
             raise DataError(f"the vocabulary has no {name}", where=path, do="use the files of a Marian model")
-    return tuple(sorted(found, key=found.__getitem__))
+    return tuple(sorted(numbers, key=numbers.__getitem__))
 
 
 def _tokenizer(path: Path, names: tuple[str, ...], codes: tuple[str, ...]) -> Tokenizer:
     pad, end, unknown = (names.index(name) for name in ("<pad>", "</s>", "<unk>"))
-    made = Tokenizer(
-        "sentencepiece", names, read_spm(path).to_json(), pad=pad, start=pad, end=end, unknown=unknown, codes=codes
-    )
+    if (size := path.stat().st_size) > _MAX_FILE:
+        raise DataError(f"the file has {size:,} bytes; at most {_MAX_FILE:,} are read", where=path)
+    model = {"spm": base64.b64encode(path.read_bytes()).decode()}
+    tokenizer = Tokenizer("sentencepiece", names, model, pad=pad, start=pad, end=end, unknown=unknown, codes=codes)
     try:
-        made.require_sound()
+        tokenizer.require_sound()
     except ValueError as error:
-        raise DataError(f"the model's pieces cannot be used: {error}", where=path) from None
-    return made
+        raise DataError(str(error), where=path, do="copy the model's files again") from None
+    return tokenizer

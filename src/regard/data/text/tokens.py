@@ -1,7 +1,7 @@
 """Tokenizers learnt from the user's text: byte-level BPE and WordPiece, kept as plain JSON.
 
-Text goes to numbers through the `tokenizers` library. The way back is a table of each token's bytes, so that every
-kind decodes alike and says which characters each token stands for.
+Text goes to numbers through the libraries `tokenizers` and `sentencepiece`. The way back is a table of each token's
+bytes, so that every kind decodes alike and says which characters each token stands for.
 
 - BPE (Sennrich et al., 2016) over bytes: whatever can be written has tokens, and comes back exactly.
 - WordPiece (Wu et al., 2016), with `##` where a word goes on as the decks' BERT has it, but with case and spaces kept:
@@ -9,11 +9,12 @@ kind decodes alike and says which characters each token stands for.
 - A space is put before each text, so that a word has the same token at the start of a sentence as elsewhere.
 - Each digit is a token of its own: numbers are read by place, and one that training never saw can still be copied.
 - Text is composed (NFC) first. Names of special tokens mean nothing when they stand in a text.
-- A model of SentencePiece that others trained does as its own file says.
+- SentencePiece (Kudo & Richardson, 2018), trained by others: normalization and splitting are those of its file.
 """
 
 from __future__ import annotations
 
+import base64
 import codecs
 import json
 import re
@@ -26,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.config import read_json
-from regard.data.text.spm import Spm, spm_engine
 from regard.errors import ConfigError, DataError, RunError, did_you_mean, missing
 
 KINDS = ("bpe", "wordpiece")
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token numbers and back. `model` is what the library needs beside the names of the tokens.
+    """Text to token numbers and back. `model` is what the library needs besides the names of the tokens.
 
     >>> tokenizer = train_tokenizer(["ein Baum", "ein Haus", "zwei Häuser"] * 4, size=270)
     >>> tokenizer.size, tokenizer.pad, tokenizer.start, tokenizer.end, tokenizer.unknown
@@ -73,7 +73,7 @@ class Tokenizer:
     end: int = 2
     unknown: int = 3
     codes: tuple[str, ...] = ()
-    """Tokens that a text may begin with to ask for something, such as a language: they are not parted."""
+    """Tokens that a text may begin with to ask for something, such as a language: they are never split."""
 
     @property
     def size(self) -> int:
@@ -85,25 +85,21 @@ class Tokenizer:
         for number, text in enumerate(texts):
             if not text.isascii() and _SURROGATE.search(text):
                 raise DataError(f"text {number + 1} is not Unicode: half of a pair of surrogates", do="give UTF-8")
-        bodies, heads = list(texts), [[self.start] if start else [] for _ in texts]
+        bodies = list(texts)
+        heads = [[self.start] if start else [] for _ in texts]
         for n, text in enumerate(bodies) if self.codes else ():
-            if found := self._code.match(text):
-                bodies[n] = text[found.end() :].removeprefix(" ")
-                heads[n].append(self._numbers[found[0]])
-        ends = [self.end] if end else []
-        return [[*head, *ids, *ends] for head, ids in zip(heads, self._encode(bodies), strict=True)]
+            if code := self._code.match(text):
+                bodies[n] = text[code.end() :].removeprefix(" ")
+                heads[n].append(self._numbers[code[0]])
+        tail = [self.end] if end else []
+        return [[*head, *ids, *tail] for head, ids in zip(heads, self._encode(bodies), strict=True)]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        if self._spm is None:
-            return [one.ids for one in self._engine.encode_batch_fast(texts)]
-        # Pieces are looked up by name. One that the file does not know may still be a token, of the other language.
-        rows, unknown = [], self._spm.unknown
-        texts = [self._spm.normalise(text) for text in texts]
-        for text, one in zip(texts, self._engine.encode_batch(texts), strict=True):
-            each = zip(one.ids, one.tokens, one.offsets, strict=True)
-            names = [text[a:b] if i == unknown else name for i, name, (a, b) in each]
-            rows.append([self._numbers.get(name, self.unknown) for name in names])
-        return [[self.unknown if i in self._special else i for i in row] for row in rows]
+        if self.kind != "sentencepiece":
+            return [row.ids for row in self._engine.encode_batch_fast(texts)]
+        # Pieces are looked up by name, as Marian does: one that is unknown here may be a token of the other language.
+        rows = self._engine.encode(texts, out_type=str)
+        return [[self._plain.get(piece, self.unknown) for piece in row] for row in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that tokens stand for, up to the first that marks the end; special tokens have none."""
@@ -135,9 +131,8 @@ class Tokenizer:
         begin, stop = max(0, first - shift), max(0, last - shift)
         if i in self._special:
             return Piece(self.vocabulary[i], begin, begin, -1)
-        word = next(
-            (words[at] for at in range(first, max(last, first + 1)) if at in words), -1
-        )  # a space: of the word it is before
+        # A space belongs to the word after it.
+        word = next((words[at] for at in range(first, max(last, first + 1)) if at in words), -1)
         return Piece(text[first:last], begin, stop, word)
 
     def _until_end(self, ids: Iterable[int]) -> Iterable[int]:
@@ -186,16 +181,17 @@ class Tokenizer:
         return {name: n for n, name in enumerate(self.vocabulary)}
 
     @cached_property
+    def _plain(self) -> dict[str, int]:
+        """Numbers of all tokens but the special ones, which no text can name."""
+        return {name: n for name, n in self._numbers.items() if n not in self._special}
+
+    @cached_property
     def _code(self) -> re.Pattern[str]:
         return re.compile("|".join(re.escape(code) for code in sorted(self.codes, key=len, reverse=True)))
 
     @cached_property
     def _special(self) -> frozenset[int]:
         return frozenset({self.pad, self.start, self.end, *(self._numbers[code] for code in self.codes)})
-
-    @cached_property
-    def _spm(self) -> Spm | None:
-        return Spm(**self.model) if self.kind == "sentencepiece" else None
 
     @cached_property
     def _spelling(self) -> list[bytes]:
@@ -206,7 +202,8 @@ class Tokenizer:
         elif self.kind == "wordpiece":
             spelt = [t.removeprefix("##").replace("▁", " ").encode() for t in self.vocabulary]
         else:
-            bytes_of = {f"<0x{n:02X}>": bytes([n]) for n in range(256)} if self.model["byte_fallback"] else {}
+            fallback = any(self._engine.is_byte(n) for n in range(self._engine.get_piece_size()))
+            bytes_of = {f"<0x{n:02X}>": bytes([n]) for n in range(256)} if fallback else {}
             spelt = [bytes_of.get(t, t.replace("▁", " ").encode()) for t in self.vocabulary]
         spelt[self.unknown] = UNKNOWN
         for i in self._special:
@@ -215,9 +212,8 @@ class Tokenizer:
 
     @cached_property
     def _engine(self) -> Any:
-        if self._spm is not None:
-            self._spm.require_sound()
-            return spm_engine(self._spm)
+        if self.kind == "sentencepiece":
+            return sentencepiece_engine(self.model)
         return make_engine(self.kind, self.vocabulary, self.model, self.vocabulary[self.unknown])
 
 
@@ -250,6 +246,20 @@ def make_engine(kind: str, vocabulary: Sequence[str], model: dict[str, Any], unk
     engine.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), *parts])
     return engine
+
+
+def sentencepiece_engine(model: dict[str, Any]) -> Any:
+    """The library's tokenizer for a model file, whose bytes are in `model` as base64."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise missing("sentencepiece", "text") from None
+    if list(model) != ["spm"] or not (contents := base64.b64decode(model["spm"], validate=True)):
+        raise ValueError("the SentencePiece model is missing")
+    try:
+        return SentencePieceProcessor(model_proto=contents)
+    except Exception as error:  # RuntimeError, and others in other versions
+        raise ValueError(f"this is no SentencePiece model: {error}") from None
 
 
 def train_tokenizer(texts: Iterable[str], size: int, kind: str = "bpe", codes: Sequence[str] = ()) -> Tokenizer:

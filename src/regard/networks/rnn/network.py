@@ -166,14 +166,13 @@ class RNN(Translator):
     def step(self, words: Tensor, state: State) -> Tensor:
         source, mask, *last = state.fixed
         cells = state.kept[1] if self.config.cell == "lstm" else None
-        beams = state.kept[0].shape[1] // len(words) if len(words) else words.shape[1]
-        states, after = self._run(words.expand(-1, beams).reshape(-1, 1), state.kept[0], cells)
+        states, after = self._run(words.reshape(-1, 1), state.kept[0], cells)
         for old, new in zip(state.kept, after, strict=True):
             old.copy_(new)
         state.at.add_(1)
         # The beams of a sentence are queries of one source, as the words of a target are in `decode`.
         memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
-        return self._look(states.view(len(words), beams, states.shape[-1])[:, : words.shape[1]], memory)
+        return self._look(states.view(*words.shape, states.shape[-1]), memory)
 
 
 def build(name: str, **changes: Any) -> RNN:

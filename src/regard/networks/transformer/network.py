@@ -103,11 +103,10 @@ class Transformer(Translator):
         past, source = remembered[: len(remembered) // 2], remembered[len(remembered) // 2 :]
         x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
         beams = torch.arange(past[0].shape[2], device=words.device)
-        writes = beams if words.shape[1] == len(beams) else torch.zeros_like(beams)
-        writer.index_copy_(0, state.at.view(1), writes.repeat(1, len(words)))
+        writer.index_copy_(0, state.at.view(1), beams.repeat(1, len(words)))
         count = state.filled()
         wrote = writer[: None if count is None else count + 1].unflatten(1, (len(words), len(beams)))  # (T, B, K)
-        own = wrote.permute(1, 2, 0)[:, : words.shape[1], :, None] == beams  # (B, K, T, K)
+        own = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
         if count is None:
             own &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
         own = own.flatten(2)[:, None]
