@@ -119,7 +119,7 @@ class Predictor:
         self.twins = self.twins or random_twins(self.model)
         return explain(
             self.model, self.task, x, picture, name, self.classes, method=method, target=target, mask=region,
-            twins=self.twins, **options,
+            frame=self.preparation.frame(tuple(pixels.shape[1:])), twins=self.twins, **options,
         )  # fmt: skip
 
     def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:

@@ -16,7 +16,7 @@ from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import Case
 from regard.explain.sanity import ALIKE, likeness, random_twins
-from regard.geometry import TokenMap
+from regard.geometry import Frame, TokenMap
 from regard.networks import Network
 from regard.nn import MultiHeadAttention
 from regard.tasks import Prediction, Task
@@ -92,6 +92,8 @@ class Explanation:
     """How the map lies to it."""
     label: str | None = None
     """The true class, where it is known."""
+    frame: Frame | None = None
+    """Where the input lies in its file, where there is one: `frame.map_to_file(map)` is the map on its own pixels."""
 
     @property
     def badge(self) -> str | None:
@@ -193,14 +195,15 @@ def explain(
     method: str = DEFAULT,
     target: str | None = None,
     mask: Tensor | None = None,
+    frame: Frame | None = None,
     twins: Sequence[Network] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Explanation:
     """Explain one prepared input x (1, C, *size). `target` defaults to the predicted class.
 
-    `mask` (*size) is true where the cause is known to lie. `twins` are the model with random weights, made
-    here if not given.
+    `mask` (*size) is true where the cause is known to lie; `frame` is where the input lies in its file. `twins`
+    are the model with random weights, made here if not given.
     """
     check_method(method, options, model)
     if target is not None and target not in classes:
@@ -232,6 +235,7 @@ def explain(
         picture=picture,
         where=where,
         mask=mask,
+        frame=frame,
         location=None if mask is None else locate(painted, mask),
     )
 
