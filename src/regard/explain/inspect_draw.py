@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from regard.drawing import canvas, style
-from regard.explain.draw import DPI, check_ending
-from regard.weights import write_aside
+from regard.drawing import BLUE, GREY, ORANGE, canvas, colour_bar, dress, flat, no_ticks, show, style
+from regard.explain.draw import check_ending, save
 
 if TYPE_CHECKING:
     from regard.explain.inspect import Filters, TokenNorms
     from regard.explain.inspection import Inspection
     from regard.explain.visualise import Visualisation
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#888888"  # Okabe & Ito (2008)
 TILES = 9
 """Most tiles on a side of the picture of position similarities."""
 COLUMNS = 7
@@ -46,7 +44,7 @@ def draw_inspection(found: Inspection, path: Path) -> Path:
             _norms(next(rows), after, found.pictures[image], image, top, title)
     if found.excited:
         _excited(next(rows), found.excited)
-    return _write(figure, path)
+    return save(figure, path)
 
 
 @style()
@@ -55,12 +53,7 @@ def draw_excited(excited: Sequence[Visualisation], path: Path) -> Path:
     check_ending(path)
     figure = canvas(0.6 + 2.5 * min(len(excited), COLUMNS), _excited_height(excited), background="white")
     _excited(figure, excited)
-    return _write(figure, path)
-
-
-def _write(figure: Any, path: Path) -> Path:
-    write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
-    return path
+    return save(figure, path)
 
 
 def _figure_7(figure: Any, found: Inspection) -> None:
@@ -86,16 +79,14 @@ def _note(ax: Any, title: str, text: str) -> None:
 
 
 def _filters(ax: Any, found: Filters) -> None:
-    pictures = [_flat(picture)[0] for picture in found.pictures]
+    pictures = [flat(picture)[0] for picture in found.pictures.float().cpu().numpy()]
     fine = -(-24 // max(pictures[0].shape))  # each pixel drawn as several, so that the gaps are thin beside it
     pictures = [picture.repeat(fine, 0).repeat(fine, 1) for picture in pictures]
     mosaic = tiles([pictures[n : n + COLUMNS] for n in range(0, len(pictures), COLUMNS)], blank=0.8, gap=3)
-    ax.imshow(mosaic if mosaic.shape[-1] == 3 else mosaic[..., 0], cmap="gray", vmin=0, vmax=1)
+    show(ax, mosaic)
     part = "middle slices; " if found.pictures.ndim == 5 else ""
     ax.set_title(f"{found.source}: {len(pictures)} principal components", fontsize=10)
     ax.set_xlabel(f"{part}{found.shares.sum():.0%} of the variance; the first has {found.shares[0]:.0%}", fontsize=9)
-    ax.set_xticks([])
-    ax.set_yticks([])
 
 
 def _similarity(ax: Any, similarity: Tensor) -> None:
@@ -117,9 +108,8 @@ def _similarity(ax: Any, similarity: Tensor) -> None:
     ax.set_xlabel("patch column", fontsize=9)
     ax.set_ylabel("patch row", fontsize=9)
     ax.tick_params(labelsize=8, length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    _bar(ax, painted, "cosine similarity")
+    ax.spines[:].set_visible(False)
+    colour_bar(ax, painted, "cosine similarity", shrink=0.8)
 
 
 def _distance(ax: Any, distance: Tensor, uniform: float) -> None:
@@ -131,41 +121,36 @@ def _distance(ax: Any, distance: Tensor, uniform: float) -> None:
     ax.set_xlim(-0.5, len(distance) - 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_title("attention distance, one dot a head", fontsize=10)
-    _dress(ax, "layer", "mean attention distance (pixels)")
+    dress(ax, "layer", "mean attention distance (pixels)", ink="black", fontsize=9)
 
 
 def _norms(figure: Any, found: TokenNorms, picture: Tensor, image: int, top: float, title: str) -> None:
     """Input with outliers marked, norms on it, their histogram, and their way through the layers."""
+    from matplotlib.patches import Rectangle
+
     figure.suptitle(f"token norms{title}", fontsize=10)
     left, middle, histogram, layers = figure.subplots(1, 4, width_ratios=(0.8, 0.95, 1, 1))
     values, marked = found.placed[-1, image], found.outliers[image]
     plane = int(values.argmax()) // max(1, found.where.places // found.where.grid[0]) if picture.ndim == 4 else None
-    shown, part = _flat(picture, None if plane is None else plane * found.where.cell[0])
-    left.imshow(shown if shown.shape[-1] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
+    shown, part = flat(picture.float().cpu().numpy(), None if plane is None else plane * found.where.cell[0])
+    show(left, shown)
     field = found.where.paint(values)
     field = field if plane is None else field[min(plane * found.where.cell[0], len(field) - 1)]
     painted = middle.imshow(np.atleast_2d(field.numpy()), cmap="viridis", vmin=0, vmax=top)
-    _bar(middle, painted, "norm")
+    colour_bar(middle, painted, "norm", shrink=0.8)
     for token in marked.nonzero().flatten().tolist():
         box = found.where.box(len(found.where.prefix) + token)
         if plane is not None and box[0][0] != plane * found.where.cell[0]:
             continue
         (y0, y1), (x0, x1) = [(0, 1), *box][-2:]  # a signal is drawn one pixel high
         for ax in (left, middle):
-            ax.add_patch(_outline(x0, y0, x1, y1))
+            ax.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=ORANGE, linewidth=1.8))
     outliers = f"{int(marked.sum())} outlier{'s' * (int(marked.sum()) != 1)}"
     for ax, name in ((left, f"image {image + 1} of {len(found.outliers)}{part}"), (middle, f"norm, {outliers} framed")):
         ax.set_title(name, fontsize=9)
-        ax.set_xticks([])
-        ax.set_yticks([])
+    no_ticks(middle)
     _histogram(histogram, found, top)
     _through_layers(layers, found)
-
-
-def _outline(x0: float, y0: float, x1: float, y1: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=ORANGE, linewidth=1.8)
 
 
 def _histogram(ax: Any, found: TokenNorms, top: float) -> None:
@@ -178,7 +163,7 @@ def _histogram(ax: Any, found: TokenNorms, top: float) -> None:
     ax.set_title(f"last block: {count} of {total:,} tokens are outliers", fontsize=9)
     ax.text(found.threshold, 0.97, f" outlier from {found.threshold:.0f} ", transform=ax.get_xaxis_transform(),
             color=ORANGE, fontsize=8, va="top", ha="left" if found.threshold < 0.6 * top else "right")  # fmt: skip
-    _dress(ax, "norm", "tokens of all images")
+    dress(ax, "norm", "tokens of all images", ink="black", fontsize=9)
 
 
 def _through_layers(ax: Any, found: TokenNorms) -> None:
@@ -194,7 +179,7 @@ def _through_layers(ax: Any, found: TokenNorms) -> None:
     ax.set_ylim(bottom=0)
     ax.legend(fontsize=7, frameon=False)
     ax.set_title("after each block", fontsize=9)
-    _dress(ax, "layer", "norm")
+    dress(ax, "layer", "norm", ink="black", fontsize=9)
 
 
 def _excited_height(excited: Sequence[Visualisation]) -> float:
@@ -207,12 +192,10 @@ def _excited(figure: Any, excited: Sequence[Visualisation]) -> None:
     axes = figure.subplots(rows, min(len(excited), COLUMNS), squeeze=False).flatten()
     figure.suptitle("what excites it most", fontsize=10)
     for ax, item in zip(axes[: len(excited)], excited, strict=True):
-        shown, part = _flat(item.picture)
-        ax.imshow(shown if shown.shape[-1] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
+        shown, part = flat(item.picture.detach().float().cpu().numpy())
+        show(ax, shown)
         ax.set_title(f"{item.target}{part}", fontsize=9)
         ax.set_xlabel(f"excitement {item.after:.3g}\n(natural noise {item.noise:.3g})", fontsize=8)
-        ax.set_xticks([])
-        ax.set_yticks([])
     for ax in axes[len(excited) :]:
         ax.set_axis_off()
 
@@ -235,30 +218,3 @@ def tiles(rows: list[list[np.ndarray]], blank: float, gap: int = 1) -> np.ndarra
             top, left = r * (height + gap), c * (width + gap)
             field[top : top + height, left : left + width] = picture
     return field
-
-
-def _flat(picture: Tensor, slice_: int | None = None) -> tuple[np.ndarray, str]:
-    """(channels, *size) as (H, W, 1 or 3), and which slice of a volume (the middle one, if not said) that is."""
-    values, part = picture.detach().float().cpu().numpy(), ""
-    if values.ndim == 4:
-        at = values.shape[1] // 2 if slice_ is None else min(slice_, values.shape[1] - 1)
-        values, part = values[:, at], f", slice {at + 1} of {values.shape[1]}"
-    if values.ndim == 2:
-        values = values[:, None]
-    if len(values) not in (1, 3):
-        values = values.mean(0, keepdims=True)
-    return values.transpose(1, 2, 0), part
-
-
-def _bar(ax: Any, painted: Any, label: str) -> None:
-    bar = ax.figure.colorbar(painted, ax=ax, shrink=0.8)
-    bar.set_label(label, fontsize=8)
-    bar.ax.tick_params(labelsize=7)
-
-
-def _dress(ax: Any, x: str, y: str) -> None:
-    ax.set_xlabel(x, fontsize=9)
-    ax.set_ylabel(y, fontsize=9)
-    ax.tick_params(labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(color=GREY, alpha=0.25, linewidth=0.6)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.drawing import canvas, style
-from regard.report.figures import GREY, INK, dress
+from regard.drawing import COLOURS, GREY, INK, canvas, colour_bar, dress, style
 from regard.study.attention.bottleneck import Bottleneck
 from regard.study.attention.costs import LAYERS, Costs
 from regard.study.attention.gradients import Gradients
 from regard.study.attention.sinusoids import Sinusoids
-from regard.study.figure import COLOURS
 
 MARKS = "osD^vP"
 
@@ -26,7 +24,7 @@ def draw(found: Bottleneck | Gradients | Costs | Sinusoids) -> Any:
 
 
 def _bottleneck(found: Bottleneck) -> Any:
-    figure = canvas(8.4, 3.8, background="none")
+    figure = canvas(8.4, 3.8)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     for ax, what in ((left, "exact"), (right, "symbols")):
         for number, model in enumerate(found.parameters):
@@ -50,7 +48,7 @@ def _bottleneck(found: Bottleneck) -> Any:
 
 
 def _gradients(found: Gradients) -> Any:
-    figure = canvas(9.0, 3.2, background="none")
+    figure = canvas(9.0, 3.2)
     axes = figure.subplots(1, 3)
     columns = {
         "variance": "variance of the scores",
@@ -73,7 +71,7 @@ def _gradients(found: Gradients) -> Any:
 
 
 def _costs(found: Costs) -> Any:
-    figure = canvas(8.8, 4.0, background="none")
+    figure = canvas(8.8, 4.0)
     figure.get_layout_engine().set(wspace=0.08)
     left, right = figure.subplots(1, 2)
     for ax, what, unit in ((left, "seconds", 1e3), (right, "bytes", 2**-20)):
@@ -89,16 +87,14 @@ def _costs(found: Costs) -> Any:
 
 
 def _sinusoids(found: Sinusoids) -> Any:
-    figure = canvas(8.8, 3.6, background="none")
+    figure = canvas(8.8, 3.6)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     painted = left.imshow(
         found.table_.T.numpy(), cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
     )
     dress(left, "position", "dimension")
     left.grid(False)
-    bar = figure.colorbar(painted, ax=left)
-    bar.set_label("PE(position, dimension)", color=INK)
-    bar.ax.tick_params(colors=INK)
+    colour_bar(left, painted, "PE(position, dimension)", ink=INK)
     for number, place in enumerate(found.places):
         # All lie on each other: thinner ones on top let the others be seen.
         width = 1.2 + 2.4 * (len(found.places) - 1 - number)
