@@ -25,8 +25,8 @@ from regard.errors import RunError
 from regard.evaluation import Evaluation, quick_figures, seen_samples
 from regard.evaluation import evaluate as run_evaluation
 from regard.explain import Explanation, attends, reported
+from regard.explain.attention_store import BUDGET, keep_attention
 from regard.explain.draw import draw
-from regard.explain.explorer import BUDGET, keep_attention
 from regard.geometry import three_quarters
 from regard.networks import Network
 from regard.plan import Plan
@@ -245,7 +245,7 @@ def open_folder(plan: ImagePlan, data: str, command: str, environment: dict[str,
     for count, what in (
         (len(found.unreadable), "images cannot be read and are left"),
         (len(found.crossing(plan.splits)), "images stand"),
-        (len(found.parted(plan.splits)), "patients have images"),
+        (len(found.groups_across_splits(plan.splits)), "patients have images"),
     ):
         if count:
             where = "out" if what.endswith("left") else "in more than one split"

@@ -199,7 +199,7 @@ class StudyCommand:
             (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
             for p in result.points
         ]))  # fmt: skip
-        print(*result.says(), sep="\n")
+        print(*result.summary(), sep="\n")
         print(plan.out / "study.md")
 
     def _attention(self, given: set[str]) -> None:
@@ -215,7 +215,7 @@ class StudyCommand:
         if "seeds" in _flags(StudyCommand):
             more["seeds"] = self.seeds
         found = attention_study(quick=self.quick, quiet=self.quiet, **more)
-        print(*found.says(), sep="\n")
+        print(*found.summary(), sep="\n")
         print(found.out / "study.md")
 
 

@@ -214,7 +214,7 @@ class Explain:
         masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
         print(columns((*header, *masked, "verdict"), [
             (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.insertion:.3f}",
-             f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", f"{e.likeness:+.2f}",
+             f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", f"{e.random_correlation:+.2f}",
              *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
             for e in made
         ]))  # fmt: skip

@@ -132,7 +132,7 @@ def not_used(root: Path, used: list[Path], there: list[Path]) -> tuple[str, ...]
 
 def find_images(inputs: Iterable[str]) -> list[Path]:
     """The image files that files, folders and globs stand for, in order, each once; nothing found is an error."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     inputs = list(inputs)
     if not inputs:
         raise DataError("no image was given", do="give image files, folders of them, or a glob")
@@ -151,5 +151,5 @@ def find_images(inputs: Iterable[str]) -> list[Path]:
             here = [p for p in names if p.is_file() and p.suffix.lower() in SUFFIXES]
         if not here:
             raise DataError("there is no image here", where=text, do="give image files, folders of them, or a glob")
-        found.update(dict.fromkeys(here))
-    return list(found)
+        paths.update(dict.fromkeys(here))
+    return list(paths)

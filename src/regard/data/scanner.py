@@ -30,7 +30,7 @@ CACHE_BYTES = 2**30
 
 @dataclass
 class Scan:
-    """What was found. `digests` name pixels, not files: the same picture saved twice has one digest."""
+    """A checked dataset. `digests` name pixels, not files: the same picture saved twice has one digest."""
 
     source: Source
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -55,13 +55,13 @@ class Scan:
         """Those duplicates that stand in more than one split: leaks from training into evaluation."""
         return [group for group in self.duplicates() if len({splits[i] for i in group} - {UNUSED}) > 1]
 
-    def parted(self, splits: list[str]) -> list[str]:
+    def groups_across_splits(self, splits: list[str]) -> list[str]:
         """Groups (patients) with images in more than one split: leaks too."""
-        found: dict[str, set[str]] = defaultdict(set)
+        splits_of: dict[str, set[str]] = defaultdict(set)
         for sample, name in zip(self.source.samples, splits, strict=True):
             if sample.group and name != UNUSED:
-                found[sample.group].add(name)
-        return sorted(group for group, names in found.items() if len(names) > 1)
+                splits_of[sample.group].add(name)
+        return sorted(group for group, names in splits_of.items() if len(names) > 1)
 
     def conflicting(self) -> list[list[int]]:
         """Those duplicates that carry different labels."""
@@ -95,7 +95,7 @@ class Scan:
             ("images that occur more than once", names(self.duplicates())),
             ("of these, across splits (leaks)", names(self.crossing(splits))),
             ("of these, with different labels", names(self.conflicting())),
-            (f"patients or other groups across splits (leaks), of {patients}", self.parted(splits)),
+            (f"patients or other groups across splits (leaks), of {patients}", self.groups_across_splits(splits)),
             ("files that are not part of the data", list(source.ignored)),
             ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
@@ -132,7 +132,7 @@ class Scan:
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
             "groups": len({sample.group for sample in source.samples} - {None}),
-            "parted_groups": self.parted(splits),
+            "groups_across_splits": self.groups_across_splits(splits),
             "conflicting_labels": keys(self.conflicting()),
         }
 
@@ -152,24 +152,24 @@ class Scan:
 
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
     """Read every sample once, in parallel; damage is listed, not raised."""
-    found, cached, total = Scan(source), 0, len(source.samples)
+    dataset, cached, total = Scan(source), 0, len(source.samples)
     for index, result in enumerate(_looks(source, total)):
         tick(index + 1, total)
         if isinstance(result, str):
-            found.unreadable.append((source.samples[index].key, result))
-            found.digests.append(None)
+            dataset.unreadable.append((source.samples[index].key, result))
+            dataset.digests.append(None)
             continue
         shape, mode, digest, pixels = result
-        found.sizes[shape[1:]] += 1
-        found.modes[mode] += 1
-        found.channels = max(found.channels, shape[0])
-        found.digests.append(digest)
+        dataset.sizes[shape[1:]] += 1
+        dataset.modes[mode] += 1
+        dataset.channels = max(dataset.channels, shape[0])
+        dataset.digests.append(digest)
         if pixels is not None and cached <= CACHE_BYTES:
             cached += pixels.nbytes
-            found.cache[index] = torch.from_numpy(pixels)
-    if len(found.cache) < total - len(found.unreadable):
-        found.cache.clear()
-    return found
+            dataset.cache[index] = torch.from_numpy(pixels)
+    if len(dataset.cache) < total - len(dataset.unreadable):
+        dataset.cache.clear()
+    return dataset
 
 
 _Look = tuple[tuple[int, ...], str, str, np.ndarray | None] | str

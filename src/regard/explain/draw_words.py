@@ -15,8 +15,8 @@ import numpy as np
 from regard.drawing import BAD, BLUE, COLOURS, GREY, SOFT, canvas, colour_bar, missing_letters, no_ticks, shorten, style
 from regard.errors import ConfigError, did_you_mean
 from regard.explain.draw import check_ending, save
+from regard.explain.word_attention import WordAttention, WordMatrix
 from regard.explain.word_deletion import WordDeletion
-from regard.explain.words import WordAttention, WordMatrix
 
 HEADS = (*COLOURS, "#000000")
 LONG = 22

@@ -15,7 +15,7 @@ from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import Case
-from regard.explain.sanity import ALIKE, likeness, random_twins
+from regard.explain.sanity import MAX_CORRELATION, random_twins, rank_correlation
 from regard.geometry import Frame, TokenMap
 from regard.networks import Network
 from regard.nn import MultiHeadAttention
@@ -70,7 +70,7 @@ class Location(NamedTuple):
 @dataclass(frozen=True)
 class Explanation:
     """`map` (*size) sums to one over the input, or is zero where nothing spoke for the target; `scores` and
-    `likeness` say whether to believe it."""
+    `random_correlation` say whether to believe it."""
 
     map: Tensor
     """What spoke for the target; what spoke against it (a negative value) counts as nothing here."""
@@ -81,7 +81,7 @@ class Explanation:
     target: str
     prediction: Prediction
     scores: Faithfulness
-    likeness: float
+    random_correlation: float
     """Rank correlation with the maps of the same model with random weights: near zero for a map of the model."""
     picture: Tensor
     """What the network saw: (channels, *size) in 0..1."""
@@ -98,7 +98,7 @@ class Explanation:
     @property
     def badge(self) -> str | None:
         """A warning, if the map hardly depends on what the model has learnt."""
-        if self.likeness <= ALIKE:
+        if self.random_correlation <= MAX_CORRELATION:
             return None
         return "fails the randomisation check: much the same with random weights, so not about the model"
 
@@ -133,7 +133,7 @@ class Explanation:
             "predicted": self.prediction.label,
             "confidence": self.prediction.confidence,
             "scores": scores | {"gain": self.scores.gain},
-            "likeness": round(self.likeness, 4),
+            "random_correlation": round(self.random_correlation, 4),
             "location": None if self.location is None else self.location._asdict(),
             "verdict": self.verdict,
             "trusted": self.trusted,
@@ -231,7 +231,7 @@ def explain(
         target=classes[number],
         prediction=prediction,
         scores=scores,
-        likeness=sum(likeness(values, other) for other in others) / max(len(others), 1),
+        random_correlation=sum(rank_correlation(values, other) for other in others) / max(len(others), 1),
         picture=picture,
         where=where,
         mask=mask,

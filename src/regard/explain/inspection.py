@@ -102,8 +102,8 @@ def inspect_model(
     measures token norms again, where there are outliers. `tick` is told how many pictures are done.
 
     >>> import regard
-    >>> found = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
-    >>> found.distance.shape, round(found.uniform, 2), len(found.describe().splitlines())
+    >>> result = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
+    >>> result.distance.shape, round(result.uniform, 2), len(result.describe().splitlines())
     (torch.Size([4, 4]), 8.03, 9)
     """
     if registers < 0:
@@ -126,20 +126,20 @@ def inspect_model(
             norms.append(token_norms(model, x))
         reach.append(len(x) * attention_distance(tape, where))
         tick(start + len(x))
-    found = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
-    if not registers or not found.norms or not found.norms.outliers.any():
-        return found
-    few = pictures[found.norms.outliers.any(1)][:BATCH]  # those with outliers show which neurons make them
+    result = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
+    if not registers or not result.norms or not result.norms.outliers.any():
+        return result
+    few = pictures[result.norms.outliers.any(1)][:BATCH]  # those with outliers show which neurons make them
     neurons = find_register_neurons(model, normalise(few).to(device))
     changed = with_test_time_registers(model, neurons, registers)
     after = _joined([token_norms(changed, normalise(part).to(device)) for part in pictures.split(BATCH)])
     # The same cut as before: a lower one, from calmer tokens, would make outliers of ordinary tokens.
-    return replace(found, neurons=tuple(neurons), registered=replace(after, threshold=found.norms.threshold))
+    return replace(result, neurons=tuple(neurons), registered=replace(after, threshold=result.norms.threshold))
 
 
-def _outliers(name: str, found: TokenNorms) -> str:
-    count, total = int(found.outliers.sum()), found.outliers.numel()
-    return f"{name}: {count:,} of {total:,} tokens are outliers (norm above {found.threshold:.1f}) after the last block"
+def _outliers(name: str, norms: TokenNorms) -> str:
+    count, total = int(norms.outliers.sum()), norms.outliers.numel()
+    return f"{name}: {count:,} of {total:,} tokens are outliers (norm above {norms.threshold:.1f}) after the last block"
 
 
 def _joined(parts: list[TokenNorms]) -> TokenNorms:

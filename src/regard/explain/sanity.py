@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.networks import Network
 
 TWINS = 2
-ALIKE = 0.5
+MAX_CORRELATION = 0.5
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Netw
     return twins
 
 
-def likeness(one: Tensor, other: Tensor) -> float:
+def rank_correlation(one: Tensor, other: Tensor) -> float:
     """Spearman's rank correlation of two maps, ties ranked by their mean; of a constant map, zero."""
     a, b = (_ranks(t) - (len(t) - 1) / 2 for t in (one, other))
     scale = (a.square().sum() * b.square().sum()).sqrt()

@@ -121,8 +121,8 @@ def visualise(
 
     >>> import regard
     >>> model = regard.create("vit_nano", classes=2, size=(16, 24))
-    >>> found = visualise(model, (0.5,) * 3, (0.25,) * 3, layer=3, head=1, steps=20)
-    >>> found.picture.shape, found.target, found.after > found.before
+    >>> result = visualise(model, (0.5,) * 3, (0.25,) * 3, layer=3, head=1, steps=20)
+    >>> result.picture.shape, result.target, result.after > result.before
     (torch.Size([3, 16, 24]), 'layer 3, head 1', True)
     """
     where = model.token_map()

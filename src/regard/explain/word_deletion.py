@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.explain.words import WordAttention
+from regard.explain.word_attention import WordAttention
 from regard.networks.decoding import evaluating
 from regard.networks.translator import Translator
 

@@ -103,7 +103,7 @@ def _page(run: Run, data: str, config: Any, origins: Any, about: Any, summary: A
         f"<p>Fingerprint of names, labels and pixels: <code>{about['fingerprint'][:16]}</code>. "
         f"Images that occur more than once: {len(about['duplicates'])}; across splits: {len(about['leaks'])}; "
         f"with differing labels: {len(about['conflicting_labels'])}. Files ignored: {len(about['ignored'])}. "
-        + (f"Patients or groups: {about['groups']}; across splits: {len(about['parted_groups'])}.</p>"
+        + (f"Patients or groups: {about['groups']}; across splits: {len(about['groups_across_splits'])}.</p>"
            if about["groups"] else "Patients or groups: not known.</p>"),
         "<h2>Settings</h2>",
         table(("setting", "value", "from"), chosen),
@@ -137,10 +137,10 @@ def _warnings(about: Any, summary: Any) -> str:
             f"{len(about['leaks'])} images occur in more than one split: the figures may be too good. "
             "data.json lists them."
         )
-    if about["parted_groups"]:
+    if about["groups_across_splits"]:
         lines.append(
-            f"{len(about['parted_groups'])} patients (groups) have images in more than one split: the figures may be "
-            "too good. data.json lists them."
+            f"{len(about['groups_across_splits'])} patients (groups) have images in more than one split: the figures "
+            "may be too good. data.json lists them."
         )
     if about["conflicting_labels"]:
         lines.append(f"{len(about['conflicting_labels'])} images occur with different labels. data.json lists them.")
@@ -187,7 +187,9 @@ def _card(run: Run, data: str, config: Any, about: Any, summary: Any) -> str:
     counts = ", ".join(f"{name} {sum(c.values()):,}" for name, c in about["counts"].items())
     classes = ", ".join(about["classes"][:20]) + (" …" if len(about["classes"]) > 20 else "")
     leaks = f"By pixels: {len(about['leaks'])} images in more than one split. By patient or group: " + (
-        f"{len(about['parted_groups'])} of {about['groups']}." if about["groups"] else "not known, the data names none."
+        f"{len(about['groups_across_splits'])} of {about['groups']}."
+        if about["groups"]
+        else "not known, the data names none."
     )
     origin = _origin(run)
     return f"""# {config.model} on {about["name"]}

@@ -42,7 +42,7 @@ class Sinusoids:
             for at, distance in enumerate(self.distances)
         ]
 
-    def says(self) -> list[str]:
+    def summary(self) -> list[str]:
         width, mean = self.table_.shape[1], self.products.mean(0)
         near, far = (float(mean[self.reach + distance]) for distance in (1, self.reach))
         return [
