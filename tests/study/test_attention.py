@@ -237,7 +237,7 @@ def test_what_cannot_be_studied_is_said_before_anything_is_written(tmp_path):
     for more, says in (
         ({"parts": ("gradient",)}, "did you mean gradients"),
         ({"parts": ()}, "no part is asked for"),
-        ({"seeds": 0}, "makes no study"),
+        ({"seeds": 0}, "must be at least 1"),
     ):
         with pytest.raises(ConfigError, match=says):
             attention_study(tmp_path / "study", quiet=True, **more)

@@ -134,7 +134,7 @@ def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):
         ({"sizes": (90, 40)}, "do not rise"),
         ({"sizes": (5, 40)}, "between 10 and 1225"),
         ({"sizes": (40, 5000)}, "between 10 and 1225"),
-        ({"seeds": 0}, "makes no study"),
+        ({"seeds": 0}, "must be at least 1"),
         ({"models": ("vit_nono",)}, "did you mean vit_nano"),
         ({"seed": 3}, "a study sets seed itself"),
         ({"model": "vit_nano"}, "model is what this study compares"),

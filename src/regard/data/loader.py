@@ -61,7 +61,7 @@ class Images(Dataset[tuple[Tensor, int, int]]):
 class _Order:
     """Batches of (epoch, sample number) for the loader; the epoch, and where in it to begin, are set from outside.
 
-    A shuffled order goes on into the epochs after: those who read then need not wait for those who compute.
+    A shuffled order continues into the next epochs, so that workers read ahead while the last batches train.
     """
 
     def __init__(self, index: np.ndarray, batch: int, seed: int | None, rank: int, ranks: int):
@@ -191,12 +191,12 @@ class Loader:
             raise DataError(
                 f"a process that loads images died: {str(error).splitlines()[0]}",
                 where=self.images.source.name,
-                do="free memory (each worker holds a few batches) or give fewer --workers; `regard resume` goes on",
+                do="free memory (each worker holds a few batches) or give fewer --workers; then `regard resume`",
             ) from None
 
 
 class _Guarded(Dataset[Any]):
-    """Samples for a worker, whose errors travel as values: raised there, they would arrive as tracebacks."""
+    """Samples for a worker. Errors are returned as values: raised there, they would arrive as tracebacks."""
 
     def __init__(self, images: Images):
         self.images = images
@@ -213,9 +213,9 @@ def _collate_or_error(samples: list[Any]) -> Batch | DataError:
 
 
 def _leave_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach every process of a group; when to stop is the parent's to say.
+    """Ctrl-C and SIGTERM reach every process of a group; the parent decides when to stop.
 
-    Only the first SIGTERM is passed over: a second one is how the parent ends a process that does not hear.
+    Only the first SIGTERM is ignored: the parent sends a second one to a process that does not end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))

@@ -1,4 +1,4 @@
-"""One careful look at every sample before any work is done: sizes, modes, duplicates, damage."""
+"""The check of a dataset before training: every sample is read once for size, mode, duplicates and damage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Scan:
         return [group for group in groups.values() if len(group) > 1]
 
     def crossing(self, splits: list[str]) -> list[list[int]]:
-        """Those duplicates that stand in more than one split: leaks from training into evaluation."""
+        """Duplicates in more than one split: leaks from training into evaluation."""
         return [group for group in self.duplicates() if len({splits[i] for i in group} - {UNUSED}) > 1]
 
     def groups_across_splits(self, splits: list[str]) -> list[str]:
@@ -64,12 +64,12 @@ class Scan:
         return sorted(group for group, names in splits_of.items() if len(names) > 1)
 
     def conflicting(self) -> list[list[int]]:
-        """Those duplicates that carry different labels."""
+        """Duplicates with different labels."""
         labels = [sample.label for sample in self.source.samples]
         return [group for group in self.duplicates() if len({labels[i] for i in group}) > 1]
 
     def fingerprint(self) -> str:
-        """One hash of the whole data set: names, labels and pixels."""
+        """One hash of the dataset: names, labels and pixels."""
         total = hashlib.sha256()
         for sample, digest in zip(self.source.samples, self.digests, strict=True):
             total.update(f"{sample.key}\0{sample.label}\0{digest}\n".encode())
@@ -107,7 +107,7 @@ class Scan:
         return "\n".join(parts)
 
     def to_json(self, splits: list[str], split_note: str) -> dict[str, Any]:
-        """data.json: what the data is, to the last hash, and what is odd about it."""
+        """data.json: counts, hashes and problems of the dataset."""
         source = self.source
         kinds = ("train", "val", "test", UNUSED, "unreadable")
         counts = {name: dict.fromkeys(source.classes, 0) for name in kinds if name in splits}
@@ -151,9 +151,9 @@ class Scan:
 
 
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
-    """Read every sample once, in parallel; damage is listed, not raised."""
+    """Read every sample once, in parallel; damaged files are listed, not raised."""
     dataset, cached, total = Scan(source), 0, len(source.samples)
-    for index, result in enumerate(_looks(source, total)):
+    for index, result in enumerate(_check_all(source, total)):
         tick(index + 1, total)
         if isinstance(result, str):
             dataset.unreadable.append((source.samples[index].key, result))
@@ -172,11 +172,11 @@ def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: 
     return dataset
 
 
-_Look = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
+_Checked = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
 """Shape, mode, digest and (if small) pixels of one sample; or what is wrong with it."""
 
 
-def _look(source: Source, index: int) -> _Look:
+def _check(source: Source, index: int) -> _Checked:
     try:
         tensor, mode = source.read(index)
     except DataError as error:
@@ -188,23 +188,23 @@ def _look(source: Source, index: int) -> _Look:
     return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
 
 
-def _looks(source: Source, total: int) -> Iterator[_Look]:
-    """Looks at every sample, in order. Small pictures are decoded by processes: threads only wait for each other."""
+def _check_all(source: Source, total: int) -> Iterator[_Checked]:
+    """Checks of all samples, in order. Many files are decoded by processes: threads would wait for the GIL."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     parent = not multiprocessing.current_process().daemon  # a daemon may have no children
     parts = [range(n, min(n + 32, total)) for n in range(0, total, 32)]
     if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
         with ThreadPoolExecutor(cores) as threads:
-            yield from _ordered(threads, partial(_look_at, source), parts)
+            yield from _ordered(threads, partial(_check_part, source), parts)
         return
     fork = multiprocessing.get_context("fork")
-    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_begin, initargs=(source,))
+    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_start_worker, initargs=(source,))
     try:
-        yield from _ordered(processes, _look_here, parts)
+        yield from _ordered(processes, _check_in_worker, parts)
     except BrokenProcessPool:
         raise DataError(
-            "a process that read images was killed, by a damaged file or for want of memory",
+            "a process that read images was killed, by a damaged file or for lack of memory",
             where=source.name,
             do="free memory and run again; if it happens again, look for the file with a few images at a time",
         ) from None
@@ -212,8 +212,8 @@ def _looks(source: Source, total: int) -> Iterator[_Look]:
         processes.shutdown(wait=False, cancel_futures=True)
 
 
-def _ordered(pool: Executor, work: Callable[[range], list[_Look]], parts: list[range]) -> Iterator[_Look]:
-    """Results in order with only a few parts in flight, so that a large data set does not fill memory."""
+def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: list[range]) -> Iterator[_Checked]:
+    """Results in order with only a few parts in flight, so that a large dataset does not fill memory."""
     waiting = deque(pool.submit(work, part) for part in parts[:64])
     for n in range(len(parts)):
         result = waiting.popleft().result()
@@ -222,18 +222,18 @@ def _ordered(pool: Executor, work: Callable[[range], list[_Look]], parts: list[r
         yield from result
 
 
-def _look_at(source: Source, part: range) -> list[_Look]:
-    return [_look(source, index) for index in part]
+def _check_part(source: Source, part: range) -> list[_Checked]:
+    return [_check(source, index) for index in part]
 
 
-_HERE: list[Source] = []  # in a process of the pool: what it reads from
+_SOURCE: list[Source] = []  # in a worker process: what it reads from
 
 
-def _begin(source: Source) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+def _start_worker(source: Source) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     torch.set_num_threads(1)
-    _HERE[:] = [source]
+    _SOURCE[:] = [source]
 
 
-def _look_here(part: range) -> list[_Look]:
-    return _look_at(_HERE[0], part)
+def _check_in_worker(part: range) -> list[_Checked]:
+    return _check_part(_SOURCE[0], part)

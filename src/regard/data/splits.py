@@ -1,4 +1,4 @@
-"""Who trains, who chooses and who is only tested: splits that do not leak."""
+"""Train, validation and test splits that do not leak."""
 
 from collections import Counter
 
@@ -13,8 +13,8 @@ from regard.errors import DataError
 def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
     """A split ("train", "val" or "test") for every sample, and a sentence saying where it comes from.
 
-    What the source says is kept. What it lacks is cut from the training part: `share` of it, the classes
-    in proportion, samples of one group (a patient) or with equal pixels never parted. Images without labels
+    Splits of the source are kept. Missing ones are cut from the training split: `share` of it, the classes
+    in proportion, samples of one group (a patient) or with equal pixels never separated. Images without labels
     are cut into train and val only: there is nothing to be tested on.
     """
     given = [sample.split for sample in scan.source.samples]
@@ -56,7 +56,7 @@ def split(scan: Scan, seed: int, share: float = 0.15) -> tuple[list[str], str]:
 def keep_some(scan: Scan, names: list[str], count: int, seed: int) -> list[str]:
     """The same splits with `count` training samples left; the others become "unused".
 
-    As many of each class as there can be, drawn by `seed`; a smaller draw is part of every larger one.
+    Balanced over classes, drawn by `seed`; smaller subsets are nested in larger ones.
     """
     pool = np.array([i for i, name in enumerate(names) if name == "train"])
     labels = np.array([scan.source.samples[i].label for i in pool])

@@ -1,4 +1,4 @@
-"""Why a model decided as it did: arithmetic on recorded attention, painted onto the input and scored."""
+"""Explanations: arithmetic on recorded attention and gradients, painted onto the input and scored."""
 
 from regard.explain.explanation import (
     DEFAULT,

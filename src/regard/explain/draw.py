@@ -1,4 +1,4 @@
-"""Pictures of explanations: the input beside what the output token looked at (the ViT paper's Figure 6)."""
+"""Figures of explanations: the input beside its map (the ViT paper's Figure 6)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
 
 @style()
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
-    """One row an explanation: input, input dimmed where the map is low (the paper's way), map; the verdict above."""
+    """One row per explanation: input, input dimmed where the map is low (as in the paper), map; the verdict above."""
     check_ending(path)
     rows = len(explanations)
     figure = canvas(8.2, 0.3 + 3.05 * rows, background="white")

@@ -1,7 +1,7 @@
-"""Pictures of what a translator looked at: the decks' lines between two columns of words, and the matrix of weights.
+"""Figures of a translator's attention: lines between two columns of words, and the matrix of weights.
 
-On the left stands who asks; on the right, or above a matrix, what is looked at. Letters stay letters in SVG, so that
-its reader's fonts show them; in PNG and PDF what no font here has is said below the picture.
+- Queries stand on the left, keys on the right or above a matrix.
+- SVG keeps text as text. In PNG and PDF, letters that no installed font has are listed below the figure.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def draw_deletion(result: WordDeletion, path: Path) -> Path:
         ax.plot(result.removed, curve, color=GREY, linewidth=0.8, alpha=0.6, label=label)
     ax.plot(result.removed, result.curve, "o-", color=BLUE, markersize=4, label="most relevant first")
     ax.set_xlabel("words of the source taken away")
-    ax.set_ylabel("log-probability\n(nats a token)")
+    ax.set_ylabel("log-probability\n(nats per token)")
     ax.set_xticks([n for n in result.removed if n == int(n)])
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
-    gain = f"sooner than random orders by {result.gain:+.2f} nats a token (deviation {result.spread:.2f})"
+    gain = f"sooner than random orders by {result.gain:+.2f} nats per token (deviation {result.spread:.2f})"
     ax.set_title(f"{gain}\n{result.verdict}", fontsize=9)
     first = "first away:  " + "  ".join(shorten(word, LONG) for word in result.order[:6])
     ax.annotate(first, (0.02, 0.03), xycoords="axes fraction", fontsize=8, color=BLUE)

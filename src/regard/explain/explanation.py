@@ -1,4 +1,4 @@
-"""One prediction explained: the map, the checks that say whether to believe it, and a picture of both."""
+"""One explained prediction: its map, the checks that say whether to believe it, and its figure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
 
 
 class Location(NamedTuple):
-    """How a map lies to a region known to matter."""
+    """How a map overlaps a region known to matter."""
 
     share: float
     """Of the map, how much lies inside."""
@@ -69,13 +69,15 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """`map` (*size) sums to one over the input, or is zero where nothing spoke for the target; `scores` and
-    `random_correlation` say whether to believe it."""
+    """`map` (*size) sums to one over the input, or is zero where nothing supports the target.
+
+    `scores` and `random_correlation` say whether to believe it.
+    """
 
     map: Tensor
-    """What spoke for the target; what spoke against it (a negative value) counts as nothing here."""
+    """Evidence for the target; evidence against it (a negative value) is zero here."""
     tokens: Tensor
-    """One value a placed token."""
+    """One value per placed token."""
     method: str
     options: dict[str, Any]
     target: str

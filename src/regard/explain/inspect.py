@@ -1,7 +1,7 @@
-"""What a trained network has learnt, as arrays: its filters, its positions, how far it looks, how loud its tokens are.
+"""What a network has learnt, as arrays; `inspect_draw.py` draws them.
 
-The first three are the ViT paper's Figure 7 (Dosovitskiy et al., 2021); token norms follow Darcet et al.,
-"Vision Transformers Need Registers" (2024). Nothing here draws: see inspect_draw.py.
+- Filters, position similarity and attention distance: the ViT paper's Figure 7 (Dosovitskiy et al., 2021).
+- Token norms: Darcet et al., "Vision Transformers Need Registers" (2024).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figure of `regard inspect`: the ViT paper's Figure 7, token norms, and what excites the network."""
+"""The figure of `regard inspect`: the ViT paper's Figure 7, token norms and feature visualisations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw_inspection(inspection: Inspection, path: Path) -> Path:
     _figure_7(next(rows), inspection)
     if inspection.norms is not None and inspection.pictures is not None:
         before, after = inspection.norms, inspection.registered
-        # The picture with the loudest token shows most; it stays the same after the registers.
+        # The picture with the largest norm shows most; it stays the same after the registers.
         image, top = int(before.placed[-1].amax(1).argmax()), float(before.placed.max())
         _norms(next(rows), before, inspection.pictures[image], image, top, "")
         if after is not None:
@@ -117,12 +117,12 @@ def _similarity(ax: Any, similarity: Tensor) -> None:
 def _distance(ax: Any, distance: Tensor, uniform: float) -> None:
     for layer, heads in enumerate(distance.tolist()):
         ax.plot([layer] * len(heads), heads, "o", color=BLUE, alpha=0.7, markersize=5, markeredgewidth=0)
-    ax.axhline(uniform, color=ORANGE, linestyle="--", linewidth=1, label="looking everywhere alike")
+    ax.axhline(uniform, color=ORANGE, linestyle="--", linewidth=1, label="uniform attention")
     ax.set_ylim(0, 1.15 * max(uniform, float(distance.max())))
     ax.legend(fontsize=8, frameon=False, loc="lower right")
     ax.set_xlim(-0.5, len(distance) - 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_title("attention distance, one dot a head", fontsize=10)
+    ax.set_title("attention distance, one dot per head", fontsize=10)
     dress(ax, "layer", "mean attention distance (pixels)", ink="black", fontsize=9)
 
 

@@ -1,4 +1,4 @@
-"""A network looked into: everything `regard inspect` measures, in one place and one figure."""
+"""All that `regard inspect` measures, and its figure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Inspection:
         return draw_inspection(self, Path(path))
 
     def describe(self) -> str:
-        """The figures in words and a table: a row a layer."""
+        """The figures in words and a table, one row per layer."""
         lines = []
         if self.filters is not None:
             shares = self.filters.shares
@@ -74,7 +74,7 @@ class Inspection:
         lines += [_outliers("token norms", self.norms)]
         if self.registered is not None:
             lines += [_outliers(f"with test-time registers, {len(self.neurons)} neurons moved", self.registered)]
-        lines += [f"attention distance in pixels; {self.uniform:.1f} is looking everywhere alike", ""]
+        lines += [f"attention distance in pixels; {self.uniform:.1f} is uniform attention", ""]
         header = ("layer", "nearest head", "mean", "farthest head", "median norm", "largest norm", "outliers")
         rows = []
         for layer, (heads, placed) in enumerate(zip(self.distance, self.norms.placed, strict=True)):

@@ -1,7 +1,7 @@
-"""Does a map show the model or only the picture? Explained again with random weights, it must change.
+"""The randomisation check: a map must change when the model's weights are random.
 
-Adebayo et al., "Sanity checks for saliency maps" (2018): a method whose map stays the same when everything
-the model learnt is thrown away draws edges, not reasons.
+Adebayo et al., "Sanity checks for saliency maps" (2018): a method whose map stays the same shows edges of the picture,
+not what the model learnt.
 """
 
 from __future__ import annotations

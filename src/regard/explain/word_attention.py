@@ -1,8 +1,8 @@
-"""What a translator looked at, word by word: its exact attention on a sentence and its translation, and the rollout.
+"""A translator's exact attention on one sentence and its translation, word by word, and its rollout.
 
-In "decoder" and "cross" a query is named for the word it writes, not for the word it was given: the decoder reads
-"<s> ein Haus" and writes "ein Haus </s>". So a row says where the network looked to write that word, as in Bahdanau
-et al. (2015), Figure 3, and a decoder's keys are the words it had read.
+In "decoder" and "cross" a query is named for the word it writes, not the word it was given: the decoder reads
+"<s> ein Haus" and writes "ein Haus </s>". A row shows where the network looked to write that word (Bahdanau et al.,
+2015, Figure 3); a decoder's keys are the words it had read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Translation figures, each with a 95 % interval: BLEU and chrF as sacreBLEU computes them, exact matches, perplexity.
+"""Translation figures, each with a 95 % interval: BLEU, chrF, exact matches and perplexity.
 
-sacreBLEU (Post, 2018) scores; here its counts of every sentence are kept, so that resampling sentences is arithmetic
-on them. Draws are those of sacreBLEU's own tests with its own seed, so that their results agree.
+sacreBLEU (Post, 2018) computes the scores. Its counts per sentence are kept, so that a bootstrap resample is a sum.
+Resamples use sacreBLEU's own seed, so that results agree with its tests.
 """
 
 import math

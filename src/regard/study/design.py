@@ -1,4 +1,4 @@
-"""What a study compares: its arms, the amounts of training data and the seeds, as a list of runs to make."""
+"""A study's design: its arms, amounts of training data and seeds, as a list of runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Study:
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise ConfigError(f"seeds={self.seeds} makes no study", do="give at least 1; 3 or more show the noise")
+            raise ConfigError(f"seeds={self.seeds} must be at least 1", do="3 or more show the noise")
         if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=1) < 1:
             raise ConfigError(f"sizes={self.sizes} do not rise", do="give whole numbers in rising order, each once")
         for name in ("seed", "images"):

@@ -1,4 +1,4 @@
-"""A study's one figure: accuracy against training images, or one row an arm where there is one size only."""
+"""A study's figure: accuracy against training images, or one row per arm where there is one size only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def _curves(ax: Any, result: Result) -> None:
-    """A line an arm over a log axis, with a band of one deviation over seeds."""
+    """One line per arm over a log axis, with a band of one deviation over seeds."""
     sizes = sorted({point.images for point in result.points})
     ends: list[tuple[float, str, str]] = []
     for number, arm in enumerate(result.study.arms):

@@ -1,4 +1,4 @@
-"""What a study's runs say together: means, deviations, who is ahead where, and where curves cross."""
+"""A study's result over all runs: means, deviations, which arm is ahead, and where curves cross."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Result:
         return gaps
 
     def summary(self) -> list[str]:
-        """The result in sentences: one a pair of arms, and what to be careful about."""
+        """The result in sentences: one per pair of arms, and caveats."""
         lines = [compare(a, b, self.gaps(a, b)) for a, b in itertools.combinations(self.study.arms, 2)]
         lines = [line for line in lines if line]
         seeds = {point.seeds for point in self.points}
@@ -90,7 +90,7 @@ class Result:
         return lines
 
     def write(self) -> None:
-        """study.csv (a row a run), study.json, study.md and the figure."""
+        """study.csv (one row per run), study.json, study.md and the figure."""
         from regard.study.figure import draw
 
         folder, study = Run(self.study.out), self.study

@@ -1,4 +1,4 @@
-"""Makes a study's runs, some at a time; what is finished is kept, so it can be stopped and go on."""
+"""Executes the runs of a study, several at a time. Finished runs are kept: a stopped study can be resumed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ STEPS_OF_TWO = 5
 
 
 def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
-    """Make the runs that are not there yet and write what they say: study.csv, .json, .md, .svg and .png.
+    """Execute the runs that are missing and write the result: study.csv, .json, .md, .svg and .png.
 
-    `jobs` of them are made at a time. A run whose loss becomes no number is counted as failed, not left out in silence.
+    `jobs` of them are made at a time. A run whose loss becomes NaN is counted as failed.
 
     >>> from regard.study import norm
     >>> study = norm("digits", (40, 80), seeds=1, epochs=1, depth=1, out=tmp / "study")
@@ -57,7 +57,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
             said = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
             progress.say(f"run {made}/{len(waiting)}: {trial}: {said}; {time_left(left)}")
     except KeyboardInterrupt:
-        progress.say(f"stopped with {len(waiting) - made} runs to go; the same command goes on")
+        progress.say(f"stopped with {len(waiting) - made} runs to go; run the same command to resume")
         raise
     finally:
         there = [trial for trial in trials if _finished(study, trial)]

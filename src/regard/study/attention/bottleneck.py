@@ -1,8 +1,8 @@
-"""The context bottleneck: how well networks repeat sentences of random symbols, by length.
+"""The context bottleneck: how well networks repeat sentences of random symbols, by length (the decks' "Seq2seq").
 
-The decks' "Seq2seq": a context vector is of limited size, so it can hardly carry all of a sentence; with attention the
-decoder selects what it needs from the encoder itself. Random symbols cannot be guessed from each other, so that each
-one has to be carried. All networks see the same sentences in the same order, and as many.
+- A context vector of fixed size cannot hold a long sentence; with attention the decoder reads from the encoder itself.
+- Random symbols cannot be guessed from each other, so each one has to be carried.
+- All networks see the same sentences, in the same order.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def bottleneck(
         if name not in ARMS:
             raise ConfigError(f"there is no network {name!r} in this study", do=did_you_mean(name, ARMS))
     if seeds < 1:
-        raise ConfigError(f"seeds={seeds} makes no study", do="give at least 1; 3 or more show the noise")
+        raise ConfigError(f"seeds={seeds} must be at least 1", do="3 or more show the noise")
     recalls, parameters, seconds = list[Recall](), dict[str, int](), dict[str, list[float]]()
     for seed in range(seeds):
         for name in arms:

@@ -1,8 +1,8 @@
-"""What layers cost by length: the decks' complexity table (Vaswani et al., Table 1) beside what is measured.
+"""Cost of layers by sequence length: the decks' complexity table (Vaswani et al., Table 1) beside measurements.
 
-All layers take and give (batch, length, width), and are timed forward and backward. Attention is counted as the table
-counts it, without the projections around it, which are the same for every length. The table says nothing of memory:
-the fused kernel never holds the weights, and one arm that does shows what that is worth.
+- All layers map (batch, length, width) to the same shape; forward and backward are timed.
+- Attention is measured without projections, as the table counts it.
+- The fused kernel never stores the weights; one more row that does shows the memory this saves.
 """
 
 from __future__ import annotations

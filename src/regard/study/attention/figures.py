@@ -1,4 +1,4 @@
-"""The attention study's figures: one a part, colour-blind-safe, lines told apart by their marks too."""
+"""The figures of the attention study, one per part; lines differ in colour and marker."""
 
 from __future__ import annotations
 

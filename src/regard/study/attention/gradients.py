@@ -1,6 +1,6 @@
-"""Why scores are divided by √d_k: without it they grow, the softmax picks one key, and no gradient comes back.
+"""Why scores are divided by √d_k: unscaled, the softmax saturates and its gradient vanishes.
 
-Vaswani et al., section 3.2.1 and its footnote: where the numbers of q and k are independent, with mean 0 and variance
+Vaswani et al., section 3.2.1 and its footnote: where the elements of q and k are independent, with mean 0 and variance
 1, their dot product has mean 0 and variance d_k.
 """
 

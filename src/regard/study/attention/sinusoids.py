@@ -1,4 +1,4 @@
-"""The sinusoid figure: positions as rows of sines and cosines, whose dot products know distances and nothing else.
+"""Sinusoidal positions: the table, and dot products that depend on distance alone.
 
 Vaswani et al., section 3.5: PE(pos + k) is a linear function of PE(pos), for each pair of sine and cosine a rotation.
 So PE(pos) · PE(pos + k) = Σᵢ cos(k / 10000^(2i/d)), wherever pos is.

@@ -1,4 +1,4 @@
-"""The decks' arguments for attention, made, measured and drawn, in one folder; stopped, it goes on where it was."""
+"""The attention study: the decks' arguments as experiments in one folder, which can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def attention_study(
     device: str = "auto",
     quiet: bool = False,
 ) -> AttentionStudy:
-    """Make the parts named, and write what they say into `out`: study.md, study.json, tables and figures.
+    """Run the named parts, and write their results into `out`: study.md, study.json, tables and figures.
 
-    `quick` is of a smaller size and shows that it works, not what is true. `seeds` are those of the bottleneck: 3, or
+    `quick` runs everything at a small size, to test that it works. `seeds` are those of the bottleneck: 3, or
     1 if quick.
 
     >>> study = attention_study(tmp / "study", ("sinusoids", "gradients"), quick=True, quiet=True)
@@ -106,7 +106,7 @@ def attention_study(
     place = pick_device(device)
     seeds = (1 if quick else 3) if seeds is None else seeds
     if seeds < 1:
-        raise ConfigError(f"seeds={seeds} makes no study", do="give at least 1; 3 or more show the noise")
+        raise ConfigError(f"seeds={seeds} must be at least 1", do="3 or more show the noise")
     keep_plan(out, {"kind": "attention", "quick": quick})
     experiments = _experiments(out, quick, seeds, place, progress.say)
     results = dict[str, Part]()
@@ -117,14 +117,14 @@ def attention_study(
             results[name] = experiments[name]()
             AttentionStudy(out, {name: results[name]}).write()
     except KeyboardInterrupt:
-        progress.say("stopped; the same command goes on")
+        progress.say("stopped; run the same command to resume")
         raise
     progress.say(f"{time.monotonic() - start:.0f} s")
     return AttentionStudy(out, results)
 
 
 def _experiments(out: Path, quick: bool, seeds: int, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """How each part is made, at full size or quickly. What takes long is kept as it comes."""
+    """By part, the function that runs it, at full size or quickly."""
     task, sizes = (QUICK, Sizes(rounds=3)) if quick else (Repeating(), Sizes())
     lengths = (64, 128, 256, 512) if quick else (128, 256, 512, 1024, 2048, 4096)
     where: dict[str, Any] = {"device": device, "say": say}
