@@ -95,7 +95,7 @@ def measure(predictor: Any, pictures: list[Any], masks: Any, method: str) -> dic
     return (where if located else {}) | {
         "insertion − deletion": mean(e.scores.gain for e in found),
         "random maps beaten": f"{np.mean([e.scores.beaten for e in found]):.0%}",
-        "likeness": mean(e.likeness for e in found),
+        "likeness": mean(e.random_correlation for e in found),
         "badges": f"{np.mean([e.badge is not None for e in found]):.0%}",
         "ms a map": f"{1e3 * seconds(predictor, pictures[:9], method):.0f}",
     }

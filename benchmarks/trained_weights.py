@@ -46,7 +46,7 @@ def run(words: list[str], out: Path, processes: int = 1, stop_after: int | None 
 import os, sys
 from regard.training import state
 original, count = state.save_state, 0
-import regard.{"runner" if (Path("src/regard/runner.py")).exists() else "run.folder"} as module
+import regard.{"runner" if Path("src/regard/runner.py").exists() else "run.writer"} as module
 def save_state(*arguments, **named):
     global count
     original(*arguments, **named)

@@ -163,7 +163,7 @@ def test_the_report_needs_nothing_from_outside(run_folder):
 def test_check_of_good_data(cli, picture_folder):
     code, out, err = cli("check", picture_folder)
     assert code == 0
-    assert "one folder a class" in err
+    assert "one folder per class" in err
     assert "20×20 (24)" in out
     assert "RGB (24)" in out
 

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.config import RunConfig
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
-from regard.explain.explorer import record_attention
+from regard.explain.attention_store import record_attention
 from regard.explain.registers import RegisterNeuron
 from regard.tasks import Classification, NextWord
 from regard.training import Average, Training

@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from regard.api import check, compare, create, demo, evaluate, load, models, pretrain, probe, resume, save, train
     from regard.errors import RegardError
     from regard.geometry import TokenMap
-    from regard.interpreter import Interpreter
     from regard.nn import attend, capture
-    from regard.predictor import Predictor
-    from regard.scaling import train_on_ray
+    from regard.run.ray import train_on_ray
+    from regard.task import Predictor
 
 
 _HOME = {
-    "Interpreter": "regard.interpreter",
-    "Predictor": "regard.predictor",
+    "Predictor": "regard.task",
     "RegardError": "regard.errors",
     "TokenMap": "regard.geometry",
     "attend": "regard.nn",
@@ -37,11 +35,10 @@ _HOME = {
     "resume": "regard.api",
     "save": "regard.api",
     "train": "regard.api",
-    "train_on_ray": "regard.scaling",
+    "train_on_ray": "regard.run.ray",
 }
 
 __all__ = [
-    "Interpreter",
     "Predictor",
     "RegardError",
     "TokenMap",

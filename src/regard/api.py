@@ -197,10 +197,10 @@ def resume(
 
 
 def load(path: str | Path, device: str = "auto", quiet: bool = False, **options: Any) -> Predictor:
-    """A predictor, from a run folder (its best weights) or a weights file of any known format; on a GPU if there is one.
+    """A predictor, from a run folder (its best weights) or a weights file of any known format.
 
-    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: `heads` for image weights that do
-    not say how many they have; `average` for a translator that kept so many epochs: the mean of their weights.
+    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: `heads` for image weights that
+    do not say how many they have; `average` for a translator that kept so many epochs: the mean of their weights.
     """
     return using.load(path, device, Progress(quiet), **options)
 

@@ -44,6 +44,13 @@ class DivergedError(RunError):
     """A training whose loss became no number."""
 
 
+def refuse_failed(failed: list[DataError]) -> None:
+    """After the good ones are done: which inputs could not be read, as one error."""
+    if failed:
+        lines = "\n".join(f"    {error.where}: {error.what}" for error in failed)
+        raise DataError(f"{len(failed)} inputs could not be read (any others are done):\n{lines}")
+
+
 def missing(package: str, extra: str) -> ConfigError:
     """The error for an extra that is not installed.
 

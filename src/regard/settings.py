@@ -31,7 +31,7 @@ def setting(
     below: float | None = None,
     common: bool = False,
 ) -> Any:
-    """A field of a group. Numbers lie between `least` and `most`, or stay below `below`; `common` ones head the help."""
+    """A field of a group. Numbers lie between `least` and `most`, or below `below`; `common` ones head the help."""
     return field(default=default, metadata={"help": help, "range": (least, most, below), "common": common})
 
 
@@ -57,7 +57,9 @@ def _check_range(entry: Field[Any], value: Any) -> None:
     if most is not None and value > most:
         raise ConfigError(f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} to {most}")
     if below is not None and value >= below:
-        raise ConfigError(f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} up to, not including, {below}")
+        raise ConfigError(
+            f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} up to, not including, {below}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ class Model(Group):
 class General(Group):
     title: ClassVar[str] = "general"
     recipe: str | None = setting(None, "Named settings (docs/training.md). Default: chosen by the data.", common=True)
-    out: str | None = setting(None, "Run folder to make. Default: runs/DATA-MODEL, with a number if that exists.", common=True)
+    out: str | None = setting(
+        None, "Run folder to make. Default: runs/DATA-MODEL, with a number if that exists.", common=True
+    )
     seed: int = setting(
         0, "Seed of weights, order and augmentation; the same seed gives the same weights on a CPU.",
         least=0, below=2**31, common=True,
@@ -92,38 +96,53 @@ class Optim(Group):
     steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1, common=True)
     accumulate: int = setting(1, "Batches per optimizer step: gradient accumulation.", least=1)
     optimizer: Literal["adamw", "muon", "sgd"] = setting(
-        "adamw", "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.", common=True
+        "adamw",
+        "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.",
+        common=True,
     )
     lr: float = setting(1e-3, "Peak learning rate.", least=0, common=True)
     weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
     warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
     schedule: Literal["cosine", "inverse_sqrt"] = setting("cosine", "How the learning rate falls after the warm-up.")
     ema: float = setting(
-        0.998, "Decay of the exponential moving average of the weights, which is validated and saved; 0: off.", least=0, below=1
+        0.998,
+        "Decay of the exponential moving average of the weights, which is validated and saved; 0: off.",
+        least=0,
+        below=1,
     )
-    choose: Literal["best", "last"] = setting("best", "Which weights the run keeps: of the best epoch on validation data, or the last.")
+    choose: Literal["best", "last"] = setting(
+        "best", "Which weights the run keeps: of the best epoch on validation data, or the last."
+    )
     clip: float = setting(1.0, "Largest norm of the gradient; 0: no clipping.", least=0)
 
 
 @dataclass(frozen=True)
 class Machine(Group):
     title: ClassVar[str] = "machine"
-    device: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Where to run. Default: a GPU if there is one.", common=True)
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
+        "auto", "Where to run. Default: a GPU if there is one.", common=True
+    )
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "Default: bf16 on a GPU that supports it, else fp32.")
     compile: bool | None = setting(None, "torch.compile the blocks. Default: on a GPU only.")
-    checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time. Not with compile.")
+    checkpointing: bool = setting(
+        False, "Recompute activations in the backward pass: less memory, more time. Not with compile."
+    )
     save_every: float = setting(
         30.0, "Seconds between saves of the state that `regard resume` reads; 0: every step.", least=0
     )
     keep: int = setting(0, "Number of latest epochs whose weights are kept, beside best and last.", least=0)
-    nonfinite: Literal["stop", "skip"] = setting("stop", "At a loss or gradient that is not finite: stop, or skip that step.")
+    nonfinite: Literal["stop", "skip"] = setting(
+        "stop", "At a loss or gradient that is not finite: stop, or skip that step."
+    )
     timeout: float = setting(600.0, "Seconds after which a process that does not answer is considered dead.", least=1)
 
 
 @dataclass(frozen=True)
 class ImageMachine(Machine):
     workers: int | None = setting(
-        None, "Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 16.", least=0
+        None,
+        "Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 16.",
+        least=0,
     )
     shard: bool = setting(False, "With several processes: shard the weights over them (FSDP2) in place of DDP.")
 
@@ -132,8 +151,12 @@ class ImageMachine(Machine):
 class Data(Group):
     title: ClassVar[str] = "data"
     split_seed: int = setting(0, "Seed of the split, where the data names none.", least=0, below=2**31)
-    holdout: float = setting(0.15, "Share held out for val (and for test) where the data names no such split.", least=0, below=0.5)
-    unreadable: float = setting(0.01, "Share of samples that may be unreadable; they are listed and left out.", least=0, below=1)
+    holdout: float = setting(
+        0.15, "Share held out for val (and for test) where the data names no such split.", least=0, below=0.5
+    )
+    unreadable: float = setting(
+        0.01, "Share of samples that may be unreadable; they are listed and left out.", least=0, below=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +170,9 @@ class ImageData(Data):
         64, "Images per batch, over all processes; auto: the most that the GPU can hold.", least=1, common=True
     )
     images: int | None = setting(
-        None, "Use only this many training images, the same number per class; smaller subsets are nested in larger ones.", least=1
+        None,
+        "Use only this many training images, the same number per class; smaller subsets are nested in larger ones.",
+        least=1,
     )
 
 
@@ -159,7 +184,9 @@ class Crops(Group):
     crop: Literal["none", "shift", "simple", "resized"] | None = setting(
         None, "Random crops. Default: resized above 64 pixels, else shift (by up to an eighth); none in 3D."
     )
-    flip: bool | None = setting(None, "Mirror each image every other epoch. Default: colour pictures only.", common=True)
+    flip: bool | None = setting(
+        None, "Mirror each image every other epoch. Default: colour pictures only.", common=True
+    )
 
 
 @dataclass(frozen=True)
@@ -175,7 +202,10 @@ class Augment(Crops):
     cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.", least=0, common=True)
     mixup_off: float = setting(0.0, "Share of the epochs, at the end, without mixup and CutMix.", least=0, below=1)
     low_res: float = setting(
-        0.0, "Share of the epochs, at the beginning, that see only the middle three quarters of each side.", least=0, below=1
+        0.0,
+        "Share of the epochs, at the beginning, that see only the middle three quarters of each side.",
+        least=0,
+        below=1,
     )
 
 
@@ -185,10 +215,13 @@ class Transfer(Group):
 
     title: ClassVar[str] = "fine-tuning"
     weights: str | None = setting(
-        None, "Start from these weights (also --from): a file of any public format, or a run. The model is inferred from it.",
+        None,
+        "Start from these weights (also --from): a file of any public format, or a run. The model is inferred from it.",
         common=True,
-    )  # fmt: skip
-    freeze: int | Literal["all"] | None = setting(None, "Freeze the stem and this many first blocks, or all but the head.", least=0)
+    )
+    freeze: int | Literal["all"] | None = setting(
+        None, "Freeze the stem and this many first blocks, or all but the head.", least=0
+    )
     lora: int | None = setting(None, "Freeze all but the head and learn low-rank updates (LoRA) of this rank.", least=1)
     layer_decay: float = setting(
         1.0, "Factor on the learning rate from each block to the one before it, such as 0.75.", least=1e-9, most=1
@@ -268,7 +301,9 @@ class RunConfig:
                 held[name] = None if value is None else fit_value(value, _loose(shape[name]), name, where)
             else:
                 raise ConfigError(
-                    f"{self.task_name or 'a run'} has no setting {name!r}", where=where, do=did_you_mean(name, [*home, *shape])
+                    f"{self.task_name or 'a run'} has no setting {name!r}",
+                    where=where,
+                    do=did_you_mean(name, [*home, *shape]),
                 )
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in changed.items()})
 
@@ -282,11 +317,15 @@ class RunConfig:
         name, kind = self.model.model, registry.config_class(self.model.model)
         if kind.inputs != self.takes:
             able = [n for n in registry.MODELS if registry.config_class(n).inputs == self.takes]
-            raise ConfigError(f"{name} is not for {self.task_name}: it takes {kind.inputs}s", do=f"these are: {', '.join(able)}")
+            raise ConfigError(
+                f"{name} is not for {self.task_name}: it takes {kind.inputs}s", do=f"these are: {', '.join(able)}"
+            )
         own = self.shape_fields(name)
         for field_name, value in given.items():
             if value is not None and field_name in self.shape_fields() and field_name not in own:
-                raise ConfigError(f"{name} has no {field_name}", do=f"of its shape these can be set: {', '.join(sorted(own))}")
+                raise ConfigError(
+                    f"{name} has no {field_name}", do=f"of its shape these can be set: {', '.join(sorted(own))}"
+                )
         if given.get("checkpointing") and not kind.can_checkpoint:
             raise ConfigError(f"{name} cannot recompute its activations", do="leave --checkpointing to transformers")
         if given.get("low_res") and not kind.any_size:
@@ -294,7 +333,7 @@ class RunConfig:
             raise ConfigError(f"{name} takes inputs of one size, and low_res would give it smaller ones", do=do)
 
     def to_json(self, origins: Mapping[str, Origin]) -> dict[str, Any]:
-        groups: dict[str, Any] = {"task": self.task_name}
+        groups: dict[str, Any] = {}
         for group, entry, _ in self.entries():
             value = getattr(getattr(self, group), entry.name)
             groups.setdefault(group, {})[entry.name] = {"value": value, "origin": origins[entry.name]}
@@ -318,3 +357,8 @@ class RunConfig:
 def _loose(kind: Any) -> Any:
     """A size or patch may also be given as one number for all axes."""
     return int | kind if kind == tuple[int, ...] else kind
+
+
+@dataclass(frozen=True)
+class NoOptions(Group):
+    """Of a command that takes none for a task."""

@@ -112,7 +112,7 @@ class Predictor(Protocol):
 
 @dataclass
 class Job:
-    """A run before its first step: its settings, where each came from, its data and splits, the weights it starts from."""
+    """A run before its first step: settings, where each came from, data, splits, and the weights it starts from."""
 
     config: RunConfig
     origins: dict[str, Origin]
@@ -234,7 +234,7 @@ class Task(ABC):
         """What a saved state needs beside tensors, to build the same network again."""
         return {}
 
-    def write(self, run: Any, progress: Progress) -> None:
+    def write(self, run: Any, progress: Progress) -> None:  # noqa: B027 - most tasks have none
         """Files of the run folder that only this task has."""
 
     # Words for the screen.
@@ -264,7 +264,7 @@ class Task(ABC):
     def extra_summary(self) -> dict[str, Any]:
         return {}
 
-    def explain(self, run: Any, trained: Any, result: Any, progress: Progress) -> None:
+    def explain(self, run: Any, trained: Any, result: Any, progress: Progress) -> None:  # noqa: B027
         """Explain a few tested samples, for the report."""
 
     @staticmethod

@@ -8,7 +8,7 @@ from regard import api
 from regard.config import Augment
 from regard.console import Progress
 from regard.data import Augmenter
-from regard.data.augment import _operations, _theta, _warp, erase, middle, mix, move, vary
+from regard.data.augment import _operations, _theta, _warp, centre_crop, erase, mix, move, vary
 from regard.data.random import order, uniforms
 from regard.data.three import jitter, three_augment
 from regard.errors import ConfigError
@@ -149,7 +149,7 @@ def test_the_first_share_of_epochs_sees_the_middle_of_what_was_moved(picture_fol
 def test_a_window_of_every_size_of_picture_and_volume_fits():
     assert three_quarters((8, 100), (16, 16)) == (8, 64)  # a side of half a patch
     assert three_quarters((32, 32, 20), (8, 8, 8)) == (24, 24, 16)
-    assert middle(torch.zeros(2, 1, 8, 100, 20), (8, 64, 16)).shape == (2, 1, 8, 64, 16)
+    assert centre_crop(torch.zeros(2, 1, 8, 100, 20), (8, 64, 16)).shape == (2, 1, 8, 64, 16)
 
 
 def test_cutmix_targets_are_the_areas():

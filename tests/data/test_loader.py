@@ -1,6 +1,7 @@
 """Batches are the same whoever loads them."""
 
 import itertools
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 from regard.config import Augment
 from regard.data import Augmenter, Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
 from regard.data.feed import ImageFeed
-from regard.data.loader import random_crop, simple_crop
+from regard.data.fitting import random_crop, simple_crop
 from regard.errors import DataError
 from tests.conftest import make_folder
 
@@ -54,6 +55,19 @@ def test_reading_goes_on_into_the_next_epoch_and_begins_anew_anywhere_else(pictu
         for x, y in zip(expected[:count], got, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(x[:3], y[:3], strict=True))
     ahead.close()
+
+
+def test_closing_ends_the_workers_at_once(picture_folder):
+    data = scan(open_source(picture_folder))
+    data.cache.clear()
+    before = set(multiprocessing.active_children())
+    loader = Loader(Images(data, (12, 10), 3), list(range(24)), 5, shuffle=4, workers=2)
+    half_read = loader.epoch(0)
+    next(half_read)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    loader.close()
+    assert not set(multiprocessing.active_children()) - before
+    half_read.close()
 
 
 def test_images_made_ahead_are_those_made_when_asked_for(picture_folder):
@@ -163,13 +177,12 @@ def test_a_thin_strip_is_not_blown_up_before_it_is_cut(monkeypatch):
         largest.append(max(x.numel(), 3 * options["size"][0] * options["size"][1]))
         return original(x, **options)
 
-    monkeypatch.setattr("regard.data.loader.F.interpolate", watched)
+    monkeypatch.setattr("regard.data.fitting.F.interpolate", watched)
     assert fit(torch.rand(3, 1, 60_000), (224, 224)).shape == (3, 224, 224)
     assert max(largest) <= 3 * 224 * 224
 
 
 def test_random_crops_have_the_aspect_of_the_input_not_of_the_picture():
-    from regard.data.loader import random_crop
     from regard.data.random import uniforms
 
     rows = torch.linspace(0, 1, 100)[None, :, None].expand(1, 100, 200)

@@ -22,7 +22,7 @@ def test_one_folder_a_class(picture_folder):
     source = open_source(picture_folder)
     assert source.classes == ("blue", "red")
     assert len(source.samples) == 24
-    assert source.why == "one folder a class"
+    assert source.why == "one folder per class"
     assert source.ignored == ("red/notes.txt",)
     pixels, _ = source.read([s.key for s in source.samples].index("red/03.png"))
     assert pixels.shape == (3, 20, 20)

@@ -74,14 +74,16 @@ def test_without_training_data_there_is_nothing_to_do():
 def test_patients_with_images_of_both_classes_can_be_split():
     found = made([Sample(str(n), n % 2, group=f"patient {n // 4}") for n in range(80)])
     names, _ = split(found, 0)
-    assert not found.parted(names)
+    assert not found.groups_across_splits(names)
     for name in ("train", "val", "test"):
         assert {s.label for s, n in zip(found.source.samples, names, strict=True) if n == name} == {0, 1}
 
 
 def test_patients_parted_by_the_data_itself_are_reported():
     samples = [Sample(str(n), n % 2, "train" if n < 30 else "test", group=f"p{n % 20}") for n in range(40)]
-    assert made(samples).parted([s.split or "" for s in samples]) == [f"p{n}" for n in sorted(map(str, range(10, 20)))]
+    assert made(samples).groups_across_splits([s.split or "" for s in samples]) == [
+        f"p{n}" for n in sorted(map(str, range(10, 20)))
+    ]
 
 
 def test_six_images_a_class_are_enough():
@@ -138,5 +140,5 @@ def test_images_left_out_are_no_leak():
     found = made([Sample(str(n), n % 2, group="one") for n in range(4)], digests=["same"] * 4)
     names = ["train", "train", "unused", "unused"]
     assert not found.crossing(names)
-    assert not found.parted(names)
+    assert not found.groups_across_splits(names)
     assert found.crossing(["train", "test", "unused", "unused"])

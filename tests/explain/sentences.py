@@ -4,7 +4,7 @@ import torch
 
 import regard
 from regard.data.text import Piece, train_tokenizers
-from regard.explain.words import Sentence
+from regard.explain.word_attention import Sentence
 
 ENGLISH = ["a tree", "a small house", "two houses", "the trees are green"]
 GERMAN = ["ein Baum", "ein kleines Haus", "zwei Häuser", "die Bäume sind grün"]

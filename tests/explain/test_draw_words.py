@@ -5,8 +5,8 @@ import pytest
 from regard.drawing import missing_letters
 from regard.errors import ConfigError
 from regard.explain.draw_words import FORMS, draw_deletion, draw_words
+from regard.explain.word_attention import record_words
 from regard.explain.word_deletion import word_deletion
-from regard.explain.words import record_words
 from tests.explain.sentences import HOUSES, TOKENIZERS, translator
 
 

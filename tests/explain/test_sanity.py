@@ -8,18 +8,18 @@ from scipy.stats import spearmanr
 import regard
 from regard.data import Preparation, read_mask
 from regard.errors import ConfigError
-from regard.explain import METHODS, explain, faithfulness, likeness, random_twins
+from regard.explain import METHODS, explain, faithfulness, random_twins, rank_correlation
 from regard.explain.explanation import Method, locate
 from regard.geometry import TokenMap
 from regard.tasks import Classification
 
 
-def test_likeness_is_spearmans():
+def test_rank_correlation_is_spearmans():
     draw = torch.Generator().manual_seed(0)
     for _ in range(20):
         a, b = torch.randint(0, 6, (2, 15), generator=draw).float()  # with ties
-        assert likeness(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-9)
-    assert likeness(torch.ones(4), torch.arange(4.0)) == 0
+        assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-9)
+    assert rank_correlation(torch.ones(4), torch.arange(4.0)) == 0
 
 
 def test_twins_forget_what_was_learnt_and_keep_its_size():
@@ -41,12 +41,12 @@ def test_a_map_of_the_picture_alone_fails_and_gets_a_badge(run_folder, digit_fil
     monkeypatch.setattr("regard.explain.explanation.WITHOUT_ATTENTION", ("brightness",))
     predictor = regard.load(run_folder)
     fooled = predictor.explain(digit_files / "3.png", method="brightness")
-    assert fooled.likeness == pytest.approx(1)
+    assert fooled.random_correlation == pytest.approx(1)
     assert "fails the randomisation check" in (fooled.badge or "")
     assert "fails the randomisation check" in fooled.verdict
     assert fooled.to_json()["verdict"] == fooled.verdict
     honest = predictor.explain(digit_files / "3.png", method="chefer")
-    assert honest.likeness < 0.5
+    assert honest.random_correlation < 0.5
     assert honest.badge is None
 
 
@@ -126,5 +126,10 @@ def test_location_is_reported_where_a_mask_is_given(run_folder, digit_files):
     assert explained.location.area == 0.5
     assert explained.location.share == pytest.approx(explained.map[:4].sum().item(), abs=1e-5)
     assert explained.to_json()["location"]["area"] == 0.5
+    assert explained.frame is not None
+    assert explained.frame.file_size == (8, 8)
+    assert torch.allclose(
+        explained.frame.map_to_file(explained.map), explained.map, atol=1e-7
+    )  # digits fit as they are
     with pytest.raises(ConfigError, match="box"):
         predictor.explain(digit_files / "0.png", mask=(0, 0, 9, 9))

@@ -9,8 +9,8 @@ from torch import Tensor
 import regard
 from regard.data.text import Piece
 from regard.errors import ConfigError
+from regard.explain.word_attention import Sentence, WordAttention, record_words
 from regard.explain.word_deletion import WordDeletion, word_deletion
-from regard.explain.words import Sentence, WordAttention, record_words
 from tests.explain.sentences import HOUSES, TOKENIZERS, sentence, translator
 
 

@@ -13,7 +13,7 @@ import torch
 
 import regard
 from regard.data import open_source
-from regard.explain.explorer import keep_attention, record_attention
+from regard.explain.attention_store import keep_attention, record_attention
 from regard.nn import Tape
 from regard.report.explorer import explorer
 from regard.weights import Run

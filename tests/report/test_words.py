@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from regard.explain.words import record_words
+from regard.explain.word_attention import record_words
 from regard.report.words import words_explorer
 from tests.explain.sentences import HOUSES, TOKENIZERS, translator
 from tests.report.test_explorer import BROWSER, browse

@@ -24,7 +24,7 @@ TINY = Repeating(symbols=3, longest=3, lengths=(2, 3, 4), width=16, steps=3, bat
 
 
 def test_scores_have_the_variance_of_the_papers_footnote():
-    found = softmax_gradients((4, 64), keys=16, queries=4000).found
+    found = softmax_gradients((4, 64), keys=16, queries=4000).measured
     for row in found:
         assert row.variance == pytest.approx(1.0 if row.scaled else row.d_k, rel=0.05)
     plain, scaled = ([row for row in found if row.scaled == wanted] for wanted in (False, True))
@@ -100,10 +100,10 @@ def one_thread():
 
 def test_weights_that_are_kept_take_memory_by_the_square_and_fused_ones_do_not(tmp_path, one_thread):
     found = costs((256, 1024), sizes=Sizes(width=16, neighbours=16, rounds=1), keep=tmp_path)
-    assert {row.layer for row in found.found} == set(LAYERS)
+    assert {row.layer for row in found.measured} == set(LAYERS)
     assert found.power("self-attention, weights kept", "bytes") > 1.7
     assert found.power("self-attention", "bytes") < 1.4
-    assert "Keeping the weights takes" in found.says()[-1]
+    assert "Keeping the weights takes" in found.summary()[-1]
     again = costs((256, 1024), sizes=Sizes(width=16, neighbours=16, rounds=1), keep=tmp_path)
     assert again == found  # times too: they were read, not measured
     with pytest.raises(ConfigError, match="show no growth"):
@@ -160,8 +160,8 @@ def test_points_and_sentences_are_arithmetic_on_recalls():
     assert found.points[1].exact == pytest.approx(repeated(np.array([0.1, 0.12]), 100))
     gap = found.gap("rnn_attention", "rnn_plain", 3)
     assert (gap.mean, gap.seeds) == (pytest.approx(0.6), 2)
-    assert "rnn_plain: 91% of sentences of 2 symbols are right, 11% of 3 (symbols: 96% and 31%" in found.says()[0]
-    assert found.says()[2] == "At 3 symbols rnn_attention has 60 ± 0 points more of them right than rnn_plain."
+    assert "rnn_plain: 91% of sentences of 2 symbols are right, 11% of 3 (symbols: 96% and 31%" in found.summary()[0]
+    assert found.summary()[2] == "At 3 symbols rnn_attention has 60 ± 0 points more of them right than rnn_plain."
     assert "| rnn_plain | 10 | 1 | 91 (96) | 11 (31) |" in found.table()
 
 
@@ -221,7 +221,7 @@ def test_the_study_writes_one_folder_and_adds_to_it(small, tmp_path):
     text = (out / "study.md").read_text()
     for name, part in stored.items():
         assert f"]({name}.svg)" in text
-        assert all(line in text for line in part["says"])
+        assert all(line in text for line in part["summary"])
         assert (out / f"{name}.png").stat().st_size > 5000
         with (out / f"{name}.csv").open() as file:
             assert len(list(csv.DictReader(file))) == len(part["rows"])
@@ -237,7 +237,7 @@ def test_what_cannot_be_studied_is_said_before_anything_is_written(tmp_path):
     for more, says in (
         ({"parts": ("gradient",)}, "did you mean gradients"),
         ({"parts": ()}, "no part is asked for"),
-        ({"seeds": 0}, "makes no study"),
+        ({"seeds": 0}, "must be at least 1"),
     ):
         with pytest.raises(ConfigError, match=says):
             attention_study(tmp_path / "study", quiet=True, **more)

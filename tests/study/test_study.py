@@ -134,7 +134,7 @@ def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):
         ({"sizes": (90, 40)}, "do not rise"),
         ({"sizes": (5, 40)}, "between 10 and 1225"),
         ({"sizes": (40, 5000)}, "between 10 and 1225"),
-        ({"seeds": 0}, "makes no study"),
+        ({"seeds": 0}, "must be at least 1"),
         ({"models": ("vit_nono",)}, "did you mean vit_nano"),
         ({"seed": 3}, "a study sets seed itself"),
         ({"model": "vit_nano"}, "model is what this study compares"),
@@ -157,7 +157,7 @@ def test_positions_and_norms_are_studied_with_the_same_machinery(tmp_path):
     ]
     counts = {row["arm"]: row["parameters"] for row in result.rows}
     assert counts["learned"] > counts["axial"] > counts["none"] == counts["sinusoidal"]
-    assert len(result.says()) == 7  # six pairs, and that one seed is a hint
+    assert len(result.summary()) == 7  # six pairs, and that one seed is a hint
     assert "each seed" in (tmp_path / "p" / "study.svg").read_text()
     result = run_study(norm("digits", seeds=1, out=tmp_path / "n", **TINY), quiet=True)
     assert [row["arm"] for row in result.rows] == ["pre", "post"]
@@ -176,7 +176,7 @@ def test_a_run_that_diverges_is_counted_not_hidden(tmp_path, monkeypatch):
     plan = data_size("digits", ("mlp_nano", "resnet_nano"), (40,), seeds=1, steps=2, out=tmp_path / "study")
     result = run_study(plan, quiet=True)
     assert [row["arm"] for row in result.rows] == ["mlp_nano"]
-    assert "1 runs failed and are in no mean: resnet_nano-40-0." in result.says()
+    assert "1 runs failed and are in no mean: resnet_nano-40-0." in result.summary()
 
 
 def test_sizes_left_open_are_halves_of_what_there_is(tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def result_of(curves: dict[str, list[list[float]]], sizes: tuple[int, ...]) -> R
 
 def test_curves_that_cross_are_said_to_cross_where_they_do():
     cnn, vit = [[0.50, 0.52, 0.54], [0.60, 0.62, 0.64]], [[0.30, 0.32, 0.34], [0.80, 0.82, 0.84]]
-    (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 10_000)).says()
+    (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 10_000)).summary()
     assert line == (
         "cnn is ahead up to about 1,000 images (by 20.0 ± 0.0 points at 100), "
         "vit beyond (by 20.0 ± 0.0 points at 10,000)."
@@ -213,7 +213,7 @@ def test_curves_that_cross_are_said_to_cross_where_they_do():
 
 def test_a_crossing_within_the_noise_is_said_to_be_uncertain():
     cnn, vit = [[0.50, 0.60, 0.40], [0.60, 0.62, 0.64]], [[0.49, 0.45, 0.53], [0.80, 0.82, 0.84]]
-    (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 1000)).says()
+    (line,) = result_of({"cnn": cnn, "vit": vit}, (100, 1000)).summary()
     assert "whether they cross is uncertain" in line
     assert compare("a", "b", [Gap(10, 0.1, None), Gap(20, -0.1, None)]).endswith("is uncertain.")
 

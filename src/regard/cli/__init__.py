@@ -6,25 +6,23 @@ import signal
 import sys
 from typing import Any
 
-import tyro
-
-from regard.cli.making import Check, Demo, Pretrain, Resume, StudyCommand, Train, spelt
-from regard.cli.using import Convert, Eval, Explain, Inspect, Models, Predict, Probe, Report
-from regard.cli.words import Compare
+from regard.cli import making, using
 from regard.errors import ConfigError, RegardError, did_you_mean
 
-COMMANDS: dict[str, type] = {
-    "demo": Demo, "check": Check, "train": Train, "pretrain": Pretrain, "resume": Resume, "eval": Eval,
-    "probe": Probe, "predict": Predict, "explain": Explain, "inspect": Inspect, "report": Report,
-    "convert": Convert, "compare": Compare, "study": StudyCommand, "models": Models,
+COMMANDS: dict[str, Any] = {
+    "demo": making.Demo, "check": making.run_check, "train": making.run_train, "pretrain": making.run_pretrain,
+    "resume": making.run_resume, "eval": using.run_eval, "probe": using.Probe, "predict": using.run_predict,
+    "explain": using.run_explain, "inspect": using.Inspect, "report": using.Report, "convert": using.Convert,
+    "compare": using.Compare, "study": making.run_study, "models": using.Models,
 }  # fmt: skip
+"""A function reads its own words: its flags depend on the task. A class has its flags as fields."""
 
 
 def main() -> None:
     """Run one command. Errors the user can mend print without a traceback (unless --debug) and exit with 2."""
     words = sys.argv[1:]
     debug = "--debug" in words
-    words = [spelt(word) for word in words if word != "--debug"]
+    words = [word for word in words if word != "--debug"]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what is open is closed on the way
     try:
         if words == ["--version"]:
@@ -34,14 +32,16 @@ def main() -> None:
             return
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
             raise ConfigError(f"there is no command {words[0]!r}", do=did_you_mean(words[0], COMMANDS))
-        command: Any = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="regard",
-            description="Vision transformers: train, evaluate, predict, explain. --debug shows tracebacks.",
-            args=words or ["--help"],
-            config=(tyro.conf.PositionalMetavarFromFieldName,),
-        )
-        command.run()
+        if not words or words[0].startswith("-"):
+            print(_overview())
+            sys.exit(0 if words in ([], ["--help"], ["-h"]) else 2)
+        kind = COMMANDS[words[0]]
+        if not isinstance(kind, type):
+            return kind(words[1:])
+        import tyro
+
+        config = (tyro.conf.PositionalMetavarFromFieldName,)
+        tyro.cli(kind, prog=f"regard {words[0]}", args=words[1:], config=config).run()
     except RegardError as error:
         if debug:
             raise
@@ -52,3 +52,12 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
+
+
+def _overview() -> str:
+    rows = [(name, str(kind.__doc__).strip().splitlines()[0]) for name, kind in COMMANDS.items()]
+    return "\n".join([
+        "usage: regard COMMAND ...", "",
+        "Vision transformers: train, evaluate, predict, explain. --debug shows tracebacks.", "",
+        *(f"  {name:9} {about}" for name, about in rows), "", "regard COMMAND --help shows the flags of a command.",
+    ])  # fmt: skip

@@ -6,16 +6,17 @@ import io
 import os
 import shlex
 import sys
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from regard.cli.groups import grouped, ungrouped
-from regard.config import PretrainConfig, RunConfig
-from regard.config_text import TranslateConfig
+from regard import tasks
+from regard.cli.flags import Parser, add_setting, add_settings, parse
 from regard.console import columns
 from regard.errors import ConfigError
+from regard.settings import RunConfig
 
 Quiet = Annotated[bool, arg(help="Print results only.")]
 
@@ -39,202 +40,204 @@ class Demo:
 
         settings = {"seed": self.seed, "out": self.out, "epochs": self.epochs}
         given = {name: value for name, value in settings.items() if value is not None}
-        _tell_run(api.demo(self.name, quiet=self.quiet, command=command_line(), **given))
+        tell_run(api.demo(self.name, quiet=self.quiet, command=command_line(), **given))
 
 
-@dataclass
-class Check:
-    """Read every image or sentence of a data set and say what is there, and what is wrong with it."""
-
-    data: Positional[str]
-    """A folder, .csv, .tsv, .npz or digits; a folder of parallel text, or dates."""
-    source: str | None = None
-    """Of parallel text: the language, or of a table the column, to translate from."""
-    target: str | None = None
-    """Of parallel text: the language, or of a table the column, to translate to."""
-
-    def run(self) -> None:
-        from regard import api
-        from regard.data import Scan
-
-        found = api.check(self.data, source=self.source, target=self.target)
-        print(found.describe())
-        if isinstance(found, Scan):
-            found.require_readable()
-        else:
-            found.require_sound()
+DATA_HELP = """A folder of class folders, a .csv or .tsv with path and label (or numbers), a MedMNIST .npz, or digits;
+of parallel text a folder with files such as train.en and train.de, a table of two columns, or dates."""
 
 
-@dataclass
-class Train:
+def run_train(words: Sequence[str], command: str = "train") -> None:
     """Train a model and write a run folder with figures, explanations and a report."""
+    about = {
+        "train": "Train a model and write a run folder with figures, explanations and a report.",
+        "pretrain": "Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it.",
+    }[command]
+    configs = [entry.config for entry in tasks.TASKS if entry.command == command]
+    everything = "--help-all" in words
+    words = [word for word in words if word != "--help-all"]
+    parser = _parser(command, about, configs, common_only=not everything)
+    if everything:
+        data = next((word for word in words if not word.startswith("-")), None)
+        chosen = [tasks.choose(data, {}, command)[0].config] if data else configs
+        _parser(command, about, chosen).print_help()
+        return
+    given = parse(parser, words)
+    data, ray = given.pop("data"), given.pop("ray", None)
+    same: dict[str, Any] = {
+        "quiet": given.pop("quiet", False),
+        "command": command_line(),
+        "resume": given.pop("resume", False),
+    }
+    dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
+    entry, _ = tasks.choose(data, given, command)
+    _check_early(entry, given)
+    if ray is not None:
+        from regard.run.ray import train_on_ray
 
-    data: Positional[str]
-    """A folder of class folders, a .csv or .tsv with path and label, a MedMNIST .npz, or digits; for translation a
-    folder with files such as train.en and train.de, a table of two columns, or dates."""
-    settings: grouped(TranslateConfig)  # pyright: ignore[reportInvalidTypeForm]
-    resume: bool = False
-    """If --out already holds a run, go on with it."""
-    dry_run: bool = False
-    """Build everything, make one step and one batch of validation, print the plan, write nothing."""
-    seeds: int = 1
-    """Runs to make, each with the next seed, in OUT/seed0, OUT/seed1, … Those that have finished are kept."""
-    ray: int | None = None
-    """Train in so many processes that Ray starts, watches and replaces (docs/scaling.md). Needs --out."""
-    quiet: Quiet = False
-    config: ClassVar[type[RunConfig]] = TranslateConfig
+        if dry_run or seeds != 1 or command != "train":
+            raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
+        return tell_run(train_on_ray(data, processes=ray, **same, **given))
+    from regard import api
 
-    def run(self) -> None:
-        from regard import api
+    if command == "pretrain":
+        if seeds != 1:
+            raise ConfigError("--seeds is for `regard train`", do="leave it out")
+        made = api.pretrain(data, dry_run=dry_run, **same, **given)
+    else:
+        made = api.train(data, seeds=seeds, dry_run=dry_run, **same, **given)
+    if dry_run:
+        return
+    if seeds == 1:
+        return tell_run(made)
+    from regard.run.repeat import table
 
-        values, labelled = ungrouped(self.settings), self.config.labelled
-        given = {name: values[name] for name in _flags(self.config)}
-        if self.ray is not None:
-            from regard.scaling import train_on_ray
-
-            if self.dry_run or self.seeds != 1 or not labelled:
-                raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
-            if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
-            same: dict[str, Any] = {"quiet": self.quiet, "command": command_line(), "resume": self.resume}
-            return _tell_run(train_on_ray(self.data, processes=self.ray, **same, **given))
-        extra = {"quiet": self.quiet, "command": command_line(), "resume": self.resume, "dry_run": self.dry_run}
-        if not labelled:
-            made = api.pretrain(self.data, **extra, **given)
-        else:
-            made = api.train(self.data, seeds=self.seeds, **extra, **given)
-        if self.dry_run:
-            return
-        if self.seeds == 1:
-            _tell_run(made)
-        else:
-            from regard.evaluation import table
-
-            print(table(made.read_json("summary.json")))
-            print(made.path / "summary.json")
+    print(table(made.read_json("summary.json")))
+    print(made.path / "summary.json")
 
 
-@dataclass
-class Pretrain(Train):
+def _check_early(entry: tasks.Entry, given: dict[str, Any]) -> None:
+    """What can be refused without torch."""
+    from pathlib import Path
+
+    entry.config.of(given)
+    if given.get("model"):
+        from regard import registry
+
+        registry.find(given["model"])
+        entry.config.of(given).check_model(given)
+    weights = given.get("weights")
+    if weights and not Path(weights).expanduser().exists():
+        raise ConfigError("there are no such weights", where=weights, do="give --from a file of weights, or a run")
+
+
+def _parser(command: str, about: str, configs: Sequence[type[RunConfig]], common_only: bool = False) -> Parser:
+    more = f"`regard {command} DATA --help-all` shows every setting of that data's task." if common_only else None
+    parser = Parser(prog=f"regard {command}", description=about, epilog=more)
+    parser.add_argument("data", help=DATA_HELP)
+    parser.add_argument("--resume", action="store_true", help="If --out already holds a run, resume it.")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Build everything, make one step, print the plan, write nothing."
+    )
+    if command == "train":
+        parser.add_argument("--seeds", type=int, metavar="INT", help="Runs to make, each with the next seed.")
+        parser.add_argument(
+            "--ray", type=int, metavar="INT", help="Train in so many processes that Ray starts. Needs --out."
+        )
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    add_settings(parser, configs, common_only)
+    return parser
+
+
+def run_pretrain(words: Sequence[str]) -> None:
     """Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it."""
-
-    data: Positional[str]
-    """A folder of images, a .csv or .tsv with their paths, an .npz, or digits; labels are not used."""
-    settings: grouped(PretrainConfig)  # pyright: ignore[reportInvalidTypeForm]
-    config: ClassVar[type[RunConfig]] = PretrainConfig
+    run_train(words, "pretrain")
 
 
-@dataclass
-class Resume:
-    """Go on with a run that was stopped, exactly where it was."""
+def run_check(words: Sequence[str]) -> None:
+    """Read every sample of a data set and say what is there and what is wrong with it."""
+    parser = Parser(
+        prog="regard check", description="Read every sample of a data set and say what is there and what is wrong."
+    )
+    parser.add_argument("data", help=DATA_HELP)
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], common_only=True)
+    given = parse(parser, words)
+    data, quiet = given.pop("data"), given.pop("quiet", False)
+    _check_early(tasks.choose(data, given)[0], given)
+    from regard import api
 
-    run_folder: Positional[str]
-    """Run folder."""
-    data: str | None = None
-    """Where its data is now. Default: where it was."""
-    workers: int | None = None
-    """Loader processes. Default: as before, as the next settings."""
-    device: Literal["auto", "cpu", "cuda", "mps"] | None = None
-    """Where to run."""
-    nonfinite: Literal["stop", "skip"] | None = None
-    """A step whose loss or gradient is not finite is never made: stop there, or leave it out and count."""
-    timeout: float | None = None
-    """Seconds after which a process that does not answer the others is taken for lost."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import api
-
-        changes = {name: getattr(self, name) for name in ("workers", "device", "nonfinite", "timeout")}
-        given = {name: value for name, value in changes.items() if value is not None}
-        _tell_run(api.resume(self.run_folder, data=self.data, quiet=self.quiet, command=command_line(), **given))
+    dataset = api.check(data, quiet=quiet, **given)
+    print(dataset.describe())
+    dataset.require_usable()
 
 
-@dataclass
-class StudyCommand:
-    """Compare over several runs: models by amount of data, position embeddings, or where the norms stand.
-
-    Or show why attention: the context bottleneck, 1/√d_k, what layers cost by length, and sinusoids. It takes no data.
-    """
-
-    kind: Positional[Literal["data-size", "positions", "norm", "attention"]]
-    """What to compare."""
-    settings: grouped(RunConfig)  # pyright: ignore[reportInvalidTypeForm]
-    data: Positional[str] = ""
-    """Data as for train; none for attention."""
-    models: str = "vit_nano,resnet_nano"
-    """data-size: the models, with commas between them."""
-    sizes: str = ""
-    """Numbers of training images, with commas. Default: for data-size all, a half, a quarter …; else all."""
-    seeds: int = 3
-    """Runs of each, with seeds 0, 1, …"""
-    jobs: int = 1
-    """Runs made at a time: small networks leave a GPU, or many cores, half idle."""
-    quick: bool = False
-    """attention: a small form of it, in seconds."""
-    parts: str = ""
-    """attention: some of sinusoids,gradients,costs,bottleneck. Default: all."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import study
-
-        given = _flags(RunConfig)
-        if self.kind == "attention":
-            return self._attention(given)
-        if not self.data:
-            raise ConfigError(f"a study of {self.kind} needs data", do=f"give it: regard study {self.kind} DATA")
-        for name in _flags(StudyCommand) & {"quick", "parts"}:
-            raise ConfigError(f"--{name} is for `regard study attention`", do="leave it out")
-        settings = {name: value for name, value in ungrouped(self.settings).items() if name in given}
-        settings |= {"sizes": _whole_numbers("sizes", self.sizes), "seeds": self.seeds}
-        if self.kind == "data-size":
-            if "model" in given:
-                raise ConfigError("this study compares models", do="give --models instead of --model")
-            plan = study.data_size(self.data, tuple(self.models.split(",")), **settings)
-        else:
-            plan = {"positions": study.positions, "norm": study.norm}[self.kind](self.data, **settings)
-        result = study.run_study(plan, jobs=self.jobs, quiet=self.quiet)
-        print(columns((self.kind, "images", "accuracy", "deviation", "seeds"), [
-            (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
-            for p in result.points
-        ]))  # fmt: skip
-        print(*result.says(), sep="\n")
-        print(plan.out / "study.md")
-
-    def _attention(self, given: set[str]) -> None:
-        from regard.study import attention_study
-
-        if self.data:
-            raise ConfigError(f"the attention study makes its own data, and {self.data!r} is none", do="leave it out")
-        for name in sorted(given - {"out", "device"} | (_flags(StudyCommand) & {"models", "sizes", "jobs"})):
-            raise ConfigError(f"the attention study has no --{name.replace('_', '-')}", do="leave it out")
-        more = {name: value for name, value in ungrouped(self.settings).items() if name in given}
-        if parts := tuple(word.strip() for word in self.parts.split(",") if word.strip()):
-            more["parts"] = parts
-        if "seeds" in _flags(StudyCommand):
-            more["seeds"] = self.seeds
-        found = attention_study(quick=self.quick, quiet=self.quiet, **more)
-        print(*found.says(), sep="\n")
-        print(found.out / "study.md")
+RESUMED = ("device", "nonfinite", "timeout", "save_every")
 
 
-def _flags(cls: type) -> set[str]:
-    """The fields of `cls` that the command line names, so that a flag can be told from a default."""
-    flags = (spelt(word) for word in sys.argv[2:] if word.startswith("--"))
-    words = {flag.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
-    return words & {f.name for f in fields(cls)}
+def run_resume(words: Sequence[str]) -> None:
+    """Resume a run exactly where it was stopped."""
+    parser = Parser(prog="regard resume", description="Resume a run exactly where it was stopped.")
+    parser.add_argument("run", help="Run folder.")
+    parser.add_argument("--data", metavar="DATA", help="Where its data is now. Default: where it was.")
+    parser.add_argument("--workers", type=int, metavar="INT", help="Loader processes.")
+    for _, entry, kind in RunConfig.entries():
+        if entry.name in RESUMED:
+            add_setting(parser, entry.name, kind, entry.metadata["help"])
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    given = parse(parser, words)
+    run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet", False)
+    from regard import api
+
+    tell_run(api.resume(run, data=data, quiet=quiet, command=command_line(), **given))
 
 
-def spelt(word: str) -> str:
-    """`--from` for `--weights`: as Python's keyword it cannot be the name of a setting, and here it reads best."""
-    flag, sign, value = word.partition("=")
-    return f"--weights{sign}{value}" if flag == "--from" else word
+STUDIES = ("data-size", "positions", "norm", "attention")
+
+
+def run_study(words: Sequence[str]) -> None:
+    """Compare over several runs: models by amount of data, positions, norms; or show why attention."""
+    about = """Compare over several runs: models by amount of data, position embeddings, or the placement of norms.
+Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sinusoids. It takes no data."""
+    parser = Parser(prog="regard study", description=about)
+    parser.add_argument("kind", choices=STUDIES, help="What to compare.")
+    parser.add_argument("data", nargs="?", default="", help="Data as for train; none for attention.")
+    parser.add_argument("--models", help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano.")
+    parser.add_argument("--sizes", help="Numbers of training images, separated by commas.")
+    parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3)")
+    parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time. (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="attention: a small form of it, in seconds.")
+    parser.add_argument("--parts", help="attention: some of sinusoids,gradients,costs,bottleneck. Default: all.")
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], common_only=True)
+    given = parse(parser, words)
+    kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet", False)
+    if kind == "attention":
+        return _attention(data, quiet, given)
+    if not data:
+        raise ConfigError(f"a study of {kind} needs data", do=f"give it: regard study {kind} DATA")
+    for name in sorted(given.keys() & {"quick", "parts"}):
+        raise ConfigError(f"--{name} is for `regard study attention`", do="leave it out")
+    from regard import study
+
+    jobs, models = given.pop("jobs", 1), given.pop("models", None)
+    settings = given | {"sizes": _whole_numbers("sizes", given.get("sizes", "")), "seeds": given.get("seeds", 3)}
+    if kind == "data-size":
+        if "model" in given:
+            raise ConfigError("this study compares models", do="give --models instead of --model")
+        plan = study.data_size(data, tuple((models or "vit_nano,resnet_nano").split(",")), **settings)
+    else:
+        if models:
+            raise ConfigError("--models is for `regard study data-size`", do="leave it out")
+        plan = {"positions": study.positions, "norm": study.norm}[kind](data, **settings)
+    result = study.run_study(plan, jobs=jobs, quiet=quiet)
+    print(columns((kind, "images", "accuracy", "deviation", "seeds"), [
+        (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
+        for p in result.points
+    ]))  # fmt: skip
+    print(*result.sentences(), sep="\n")
+    print(plan.out / "study.md")
+
+
+def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
+    if data:
+        raise ConfigError(f"the attention study makes its own data, and {data!r} is none", do="leave it out")
+    for name in sorted(given.keys() - {"out", "device", "quick", "parts", "seeds"}):
+        raise ConfigError(f"the attention study has no --{name.replace('_', '-')}", do="leave it out")
+    from regard.study import attention_study
+
+    if parts := tuple(word.strip() for word in given.pop("parts", "").split(",") if word.strip()):
+        given["parts"] = parts
+    result = attention_study(quiet=quiet, **given)
+    print(*result.sentences(), sep="\n")
+    print(result.out / "study.md")
 
 
 def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
     """From words such as 250,500,1000."""
-    words = [word for word in text.replace(" ", ",").split(",") if word]
+    words = [word for word in str(text).replace(" ", ",").split(",") if word]
     if not all(word.isdecimal() for word in words):
         raise ConfigError(f"{name}={text} are not whole numbers", do=f"give --{name} such as 250,500,1000")
     return tuple(map(int, words))
@@ -244,13 +247,13 @@ def command_line() -> str:
     return shlex.join(["regard", *sys.argv[1:]])
 
 
-def _tell_run(run: Any) -> None:
+def tell_run(run: Any) -> None:
+    """The main figures and where the report is."""
     if os.environ.get("RANK", "0") != "0":
         return  # of several processes, the first one speaks
-    figures = run.read_json("summary.json")["figures"]
-    names = [name for name in ("accuracy", "reconstruction_loss", "bleu", "exact_match") if name in figures]
-    for name in names:
-        figure = figures[name]
+    summary = run.read_json("summary.json")
+    for name in summary["headline"]:
+        figure = summary["figures"][name]
         print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
               f"(95 % interval {figure['low']:.4f} to {figure['high']:.4f}, n={figure['n']})")  # fmt: skip
     print(run.path / "report.html")

@@ -3,60 +3,141 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from regard import tasks
+from regard.cli.flags import Parser, add_options, checked_options, parse
 from regard.cli.making import Quiet
-from regard.cli.words import explain_words, translate
-from regard.console import Progress, columns
-from regard.errors import ConfigError, DataError, RegardError
+from regard.console import columns
+from regard.errors import ConfigError, DataError, RegardError, refuse_failed
+
+
+def _options(parser: Parser, kind: str) -> None:
+    groups = [getattr(entry.settings, kind) for entry in tasks.TASKS]
+    add_options(parser, ((group.title, group) for group in groups))
+
+
+def _of_task(run: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options for the run's task; the others are refused."""
+    from regard.run.using import task_of
+
+    entry = task_of(run)
+    return checked_options(getattr(entry.settings, kind), given, entry.name)
+
+
+def run_eval(words: Sequence[str]) -> None:
+    """Figures with 95 % intervals for a trained model on data."""
+    parser = Parser(prog="regard eval", description="Figures with 95 %% intervals for a trained model on data.")
+    parser.add_argument("run", help="Run folder or checkpoint file.")
+    parser.add_argument("data", help="Data with labels, or with references.")
+    help = "train, val, test, all, or a test set's name. Default: the test split, else all that the run has not seen."
+    parser.add_argument("--split", metavar="SPLIT", help=help)
+    parser.add_argument("--out", metavar="FILE", help="Write the figures to this .json.")
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    _options(parser, "EvalOptions")
+    given = parse(parser, words)
+    run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
+    split, quiet = given.pop("split", None), given.pop("quiet", False)
+    tasks.require_data(data)
+    from regard import api
+    from regard.weights import to_json, write_text
+
+    result = api.evaluate(run, data, split=split, quiet=quiet, **_of_task(run, "EvalOptions", given))
+    if out:
+        write_text(Path(out), to_json(result.to_json()))
+    print(columns(("figure", "value", "95 % interval", "n"), [
+        (name, f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}") for name, f in result.figures.items()
+    ]))  # fmt: skip
+    if more := result.describe():
+        print(f"\n{more}")
+
+
+def run_predict(words: Sequence[str]) -> None:
+    """Predict: label images, estimate numbers, translate sentences."""
+    parser = Parser(prog="regard predict", description="Predict: label images, translate sentences.")
+    parser.add_argument(
+        "run", help="Run folder or checkpoint file; for translation also the folder of an Opus-MT model."
+    )
+    parser.add_argument(
+        "inputs", nargs="*", help="Files, folders or globs; sentences, text files, or - for what is piped in."
+    )
+    parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    _options(parser, "PredictOptions")
+    given = parse(parser, words)
+    run, inputs, out = given.pop("run"), given.pop("inputs", []), given.pop("out", None)
+    if out and Path(out).suffix not in (".csv", ".json"):
+        what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
+        raise ConfigError(what, do="end --out in .csv or .json")
+    quiet = given.pop("quiet", False)
+    from regard import api
+
+    options = _of_task(run, "PredictOptions", given)
+    predictor: Any = api.load(run, quiet=quiet)
+    shown = {name: options.pop(name) for name in ("top",) if name in options}
+    failed: list[DataError] = []
+    together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
+    made = predictor.predict_many(predictor.inputs(inputs), failed=failed, **together, **options)
+    if out:
+        made = list(made)
+        if made:
+            print(predictor.save(made, Path(out)))
+    else:
+        predictor.show(made, **shown, **options)
+    refuse_failed(failed)
+
+
+def run_explain(words: Sequence[str]) -> None:
+    """Show what a prediction was based on: input beside attention, and scores of the map."""
+    about = "Show what a prediction was based on: input beside attention, and scores of the map."
+    parser = Parser(prog="regard explain", description=about)
+    parser.add_argument("run", help="Run folder or checkpoint file.")
+    parser.add_argument("inputs", nargs="+", help="Files, folders or globs; of a translator, sentences.")
+    parser.add_argument(
+        "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf. (default: explanation.png)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="Print results only.")
+    _options(parser, "ExplainOptions")
+    given = parse(parser, words)
+    run, inputs = given.pop("run"), given.pop("inputs")
+    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    from regard import api
+    from regard.explain.draw import check_ending
+
+    check_ending(out)
+    options = _of_task(run, "ExplainOptions", given)
+    predictor: Any = api.load(run, quiet=quiet)
+    if not hasattr(predictor, "explain_inputs"):
+        raise ConfigError("there is nothing to explain", where=run)
+    predictor.explain_inputs(inputs, out, quiet=quiet, **options)
 
 
 @dataclass
-class Eval:
-    """Figures with 95 % intervals for a trained model on data."""
+class Compare:
+    """Whether runs are better than a first one, by paired tests on the same samples."""
 
-    run_folder: Positional[str]
-    """Run folder or checkpoint file."""
-    data: Positional[str]
-    """Data with labels."""
-    split: str | None = None
-    """Which samples: train, val, test, all, or a test set's name. Default: the test split if the data has one, else all
-    that the run never trained on."""
-    mirror: bool = False
-    """Judge each image together with its mirror image: often a little better, for twice the work."""
-    out: str | None = None
-    """Write figures, per-class table and confusion matrix to this .json."""
-    quiet: Quiet = False
+    runs: Positional[tuple[str, ...]]
+    """Run folders; all others are compared with the first."""
 
     def run(self) -> None:
         from regard import api
-        from regard.evaluation import Evaluation
-        from regard.weights import to_json, write_text
 
-        asked: dict[str, Any] = {"split": self.split, "mirror": self.mirror}
-        result = api.evaluate(self.run_folder, self.data, quiet=self.quiet, **asked)
-        if self.out:
-            write_text(Path(self.out), to_json(result.to_json()))
-        print(columns(("figure", "value", "95 % interval", "n"), [
-            (name, f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}") for name, f in result.figures.items()
-        ]))  # fmt: skip
-        if not isinstance(result, Evaluation):
-            print(result.signatures["bleu"])
-            return
-        print()
-        measures = ("recall", "precision", "auroc")
-        print(columns(("class", "n", *measures), [
-            (name, row["recall"].n, *(_interval(row[m]) for m in measures))
-            for name, row in result.summary.per_class.items()
-        ]))  # fmt: skip
-        if len(result.classes) <= 20:
-            rows = [(name, *row) for name, row in zip(result.classes, result.summary.confusion, strict=True)]
-            print("\nconfusion (rows true, columns predicted)")
-            print(columns(("", *result.classes), rows))
+        if not self.runs:
+            raise DataError("there are no runs to compare", do="give two run folders or more")
+        rows = [
+            (other, name, f"{c.difference.value:+.4f}", f"{c.difference.low:+.4f} to {c.difference.high:+.4f}",
+             ", ".join(f"{test} {p:.4f}" for test, p in c.tests.items()))
+            for other, figures in api.compare(*self.runs).items() for name, c in figures.items()
+        ]  # fmt: skip
+        print(f"difference to {self.runs[0]}")
+        print(columns(("run", "figure", "difference", "95 % interval", "p"), rows))
 
 
 @dataclass
@@ -107,117 +188,6 @@ class Probe:
 
 
 @dataclass
-class Predict:
-    """Label images, or translate sentences."""
-
-    run_folder: Positional[str]
-    """Run folder or checkpoint file; for translation also the folder of an Opus-MT model."""
-    inputs: Positional[tuple[str, ...]]
-    """Files, folders or globs; for translation sentences, text files with one a line, or - for what is piped in."""
-    out: str | None = None
-    """Write a .csv or .json here instead of a table to the screen."""
-    top: int = 3
-    """Classes to show for each image."""
-    best: int = 1
-    """Translations to show for each sentence."""
-    beams: int = 4
-    """Beam size of the search for a translation."""
-
-    def run(self) -> None:
-        from regard import api
-        from regard.data import find_images
-        from regard.interpreter import Interpreter
-        from regard.tasks import check_ending, save_predictions
-
-        if self.out:
-            check_ending(Path(self.out))
-        loaded = api.load(self.run_folder)
-        if isinstance(loaded, Interpreter):
-            return translate(loaded, self.inputs, self.out, self.best, self.beams)
-        failed: list[DataError] = []
-        answers = list(loaded.predict_many(find_images(self.inputs), failed=failed))
-        if self.out and answers:
-            print(save_predictions(answers, Path(self.out)))
-        elif answers:
-            top = min(self.top, len(answers[0].probs))
-            rows = [(a.name, *(f"{c} {p:.1%}" for c, p in list(a.probs.items())[:top])) for a in answers]
-            print(columns(("image", *(f"#{n + 1}" for n in range(top))), rows))
-        _tell_failures(failed)
-
-
-@dataclass
-class Explain:
-    """Show what a prediction was based on: input beside attention, and scores of the map."""
-
-    run_folder: Positional[str]
-    """Run folder or checkpoint file."""
-    inputs: Positional[tuple[str, ...]]
-    """Files, folders or globs; of a translator, sentences."""
-    method: str = "integrated_gradients"
-    """integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion."""
-    target: str | None = None
-    """Class to explain. Default: the predicted one."""
-    mask: str | None = None
-    """Picture as large as the input, not zero where the cause is known to lie: the map is scored against it."""
-    box: tuple[int, int, int, int] | None = None
-    """The same as a box in pixels: top, left, bottom, right."""
-    layer: int | None = None
-    """attention: which layer, from 0; -1 is the last."""
-    head: int | None = None
-    """attention: which head. Default: the mean over heads."""
-    identity: bool = True
-    """rollout: count residual connections (Abnar & Zuidema); --no-identity is the ViT paper's D.8."""
-    steps: int | None = None
-    """integrated_gradients: points on the way from the mean picture to the input. Default: 32."""
-    window: int | None = None
-    """occlusion: tokens covered at a time along each axis. Default: 1."""
-    kind: str = "cross"
-    """Of a translator: encoder, decoder, cross or rollout; --layer and --head choose within it."""
-    form: Literal["both", "lines", "matrix", "heads"] = "both"
-    """Of a translator: lines between words, a matrix, both, or a small matrix of every head."""
-    out: str = "explanation.png"
-    """Picture to write (.png, .svg or .pdf)."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import api
-        from regard.data import find_images
-        from regard.explain.draw import check_ending, draw_pages
-
-        check_ending(Path(self.out))
-        if api.translates(self.run_folder):
-            return explain_words(self.run_folder, self.inputs, self.out, self.kind, self.layer, self.head, self.form)
-        if self.mask and self.box:
-            raise ConfigError("a mask and a box are given", do="give one of --mask and --box")
-        options: dict[str, Any] = {
-            "layer": self.layer, "head": self.head, "steps": self.steps, "window": self.window,
-            "mask": self.mask or self.box,
-        }  # fmt: skip
-        options = {name: value for name, value in options.items() if value is not None}
-        if not self.identity:
-            options["identity"] = False
-        predictor, made, failed, paths = api.load_images(self.run_folder), [], [], find_images(self.inputs)
-        with Progress(self.quiet).bar("explaining", len(paths)) as tick:
-            for number, path in enumerate(paths, start=1):
-                try:
-                    made.append(predictor.explain(path, method=self.method, target=self.target, **options))
-                except DataError as error:
-                    failed.append(error)
-                tick(number)
-        for page in draw_pages(made, Path(self.out)) if made else ():
-            print(page)
-        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random map", "like random weights (low)")
-        masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
-        print(columns((*header, *masked, "verdict"), [
-            (e.prediction.name, f"{e.prediction.label} {e.prediction.confidence:.1%}", f"{e.scores.insertion:.3f}",
-             f"{e.scores.deletion:.3f}", f"{e.scores.random:.3f}", f"{e.likeness:+.2f}",
-             *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
-            for e in made
-        ]))  # fmt: skip
-        _tell_failures(failed)
-
-
-@dataclass
 class Inspect:
     """Look into a network: filters, positions, attention distance (the ViT paper's Figure 7) and token norms."""
 
@@ -238,13 +208,12 @@ class Inspect:
     quiet: Quiet = False
 
     def run(self) -> None:
-        from regard import api
         from regard.data import find_images
         from regard.explain.draw import check_ending
         from regard.explain.inspection import own_pictures
 
         check_ending(Path(self.out))
-        predictor, images = api.load_images(self.run_folder), find_images(self.inputs) if self.inputs else []
+        predictor, images = _images(self.run_folder), find_images(self.inputs) if self.inputs else []
         if not self.inputs:
             try:
                 images = own_pictures(self.run_folder, predictor.preparation)
@@ -269,11 +238,11 @@ class Report:
     """Run folder."""
 
     def run(self) -> None:
-        from regard.report import write_report
+        from regard import api
         from regard.weights import Run
 
         folder = Run.open(self.run_folder)
-        write_report(folder)
+        api.report(folder)
         print(folder.path / "report.html")
 
 
@@ -320,14 +289,11 @@ class Models:
         print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))
 
 
-def _interval(figure: Any) -> str:
-    if figure.value != figure.value:
-        return "–"
-    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"
+def _images(run: str) -> Any:
+    """A predictor that can be inspected."""
+    from regard import api
 
-
-def _tell_failures(failed: list[DataError]) -> None:
-    """After the good ones are done: which could not be, as one error."""
-    if failed:
-        lines = "\n".join(f"    {error.where}: {error.what}" for error in failed)
-        raise DataError(f"{len(failed)} images could not be read (any others are done):\n{lines}")
+    predictor: Any = api.load(run)
+    if not hasattr(predictor, "inspect"):
+        raise ConfigError("`regard inspect` is for networks that take images", where=run)
+    return predictor

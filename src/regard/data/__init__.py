@@ -2,11 +2,13 @@
 
 from regard.data.augment import Augmenter, Masker, normalise, patch_order, to_float
 from regard.data.batch import Batch
+from regard.data.fitting import CROPS, fit, fit_loses, with_channels
 from regard.data.folders import find_images
 from regard.data.formats import open_source
 from regard.data.images import SUFFIXES, checked, read_image, to_tensor
-from regard.data.loader import CROPS, ImageBatch, Images, Loader, Preparation, fit, fit_loses, statistics, with_channels
+from regard.data.loader import ImageBatch, Images, Loader
 from regard.data.masks import read_mask
+from regard.data.preparation import Preparation, statistics
 from regard.data.random import order
 from regard.data.scanner import Scan, scan
 from regard.data.source import Sample, Source

@@ -29,7 +29,7 @@ def arrays_source(path: Path, labelled: bool = True) -> Source:
             raise DataError(f"of {prefix}images and {prefix}labels only one is there", where=path)
         if labels.ndim not in (1, 2) or labels.size != len(labels) or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
-                f"{prefix}labels has shape {labels.shape} and type {labels.dtype}, not one whole number an image",
+                f"{prefix}labels has shape {labels.shape} and type {labels.dtype}, not one whole number per image",
                 where=path,
             )
         if images.ndim not in (3, 4) or len(images) != len(labels):

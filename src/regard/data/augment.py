@@ -1,7 +1,9 @@
-"""Augmentation on whole batches, each sample's randomness its own: a function of (seed, epoch, sample).
+"""Augmentation of whole batches on the device.
 
-Images come as float in 0..1 with shape (B, C, *size). Mixing pairs neighbours in a batch and is keyed by
-(seed, epoch, step), so a batch that several processes share is mixed as it would be whole.
+- Images are float in 0..1, (B, C, *size).
+- A sample's random numbers depend on (seed, epoch, sample) only.
+- Mixing pairs neighbours in a batch and depends on (seed, epoch, step): a batch divided among processes is mixed as
+  if it were whole.
 """
 
 import math
@@ -25,7 +27,7 @@ def _operations() -> dict[str, tuple[float, float, bool, _Operation]]:
     """What RandAugment (Cubuk et al., 2020) and TrivialAugment (Müller & Hutter, 2021, "wide") may do.
 
     For each: the strength at level 0 and at full level, whether it also gets a random sign, and the
-    operation on (B, C, H, W) with one strength a sample.
+    operation on (B, C, H, W) with one strength per sample.
     """
     from kornia import enhance
 
@@ -80,7 +82,7 @@ def _theta(
     shear: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
     shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
 ) -> Tensor:
-    """One map a sample from output to input coordinates, which run from -1 to 1: (B, axes, axes + 1).
+    """One map per sample from output to input coordinates, which run from -1 to 1: (B, axes, axes + 1).
 
     Turning and shearing are in pixels, so a rectangle is not distorted; of a volume they move the last
     two axes.
@@ -109,7 +111,7 @@ def _warp(x: Tensor, theta: Tensor) -> Tensor:
 
 
 def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
-    """Shift, rotate, zoom and flip as one resampling; `u` holds five numbers in [0, 1) a sample."""
+    """Shift, rotate, zoom and flip as one resampling; `u` holds five numbers in [0, 1) per sample."""
     shifted = config.crop == "shift"
     if not (shifted or config.rotate or config.zoom or config.flip):
         return x
@@ -232,10 +234,10 @@ class Augmenter:
         u = torch.from_numpy(drawn).float()
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
         x = erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
-        return middle(x, self.window) if epoch <= self.narrow else x
+        return centre_crop(x, self.window) if epoch <= self.narrow else x
 
     def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
-        """What is to be learnt of each image: one row a sample, of probabilities."""
+        """Target probabilities, one row per sample."""
         return F.one_hot(labels, self.classes).float()
 
     def mix(self, x: Tensor, targets: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
@@ -250,15 +252,15 @@ class Augmenter:
         return self.mix(self.images(images, numbers, epoch), self.targets(labels, numbers, epoch), epoch, step)
 
 
-def middle(x: Tensor, window: tuple[int, ...]) -> Tensor:
-    """The middle of the last axes."""
+def centre_crop(x: Tensor, window: tuple[int, ...]) -> Tensor:
+    """The centre of the last axes."""
     for axis, length in enumerate(window, start=x.ndim - len(window)):
         x = x.narrow(axis, (x.shape[axis] - length) // 2, length)
     return x
 
 
 def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: str | torch.device = "cpu") -> Tensor:
-    """A random order of each sample's patches, (B, patches): whoever hides patches hides the last ones.
+    """A random order of each sample's patches, (B, patches): the last ones are masked.
 
     >>> order = patch_order(0, 3, torch.tensor([7, 8]), 16)
     >>> torch.equal(order[1:], patch_order(0, 3, torch.tensor([8]), 16))
@@ -269,7 +271,7 @@ def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: st
 
 
 class Masker(Augmenter):
-    """The same for images without labels: what is to be learnt of each are its hidden patches, named by an order."""
+    """The same for images without labels: the targets are orders of patches, of which the last are masked."""
 
     def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], patches: int):
         super().__init__(config, seed, mean, std, classes=0)

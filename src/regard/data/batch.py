@@ -47,4 +47,8 @@ class Batch:
             return [self]
         parts = [{name: t.chunk(pieces) for name, t in part.items()} for part in (self.inputs, self.targets)]
         count = len(next(iter(parts[0].values())))
-        return [replace(self, inputs=a, targets=b) for n in range(count) for a, b in [tuple({k: v[n] for k, v in part.items()} for part in parts)]]
+        return [
+            replace(self, inputs=a, targets=b)
+            for n in range(count)
+            for a, b in [tuple({k: v[n] for k, v in part.items()} for part in parts)]
+        ]

@@ -1,4 +1,4 @@
-"""Image folders: one folder a class, with or without folders for the splits above them."""
+"""Image folders: one folder per class, with or without folders for the splits above them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _parts(path: Path) -> tuple[str, ...]:
-    """What paths are ordered by, worked out once for each."""
+    """The sort key of paths, computed once for each."""
     return path.parts
 
 
@@ -43,7 +43,7 @@ def _require_text(name: str) -> None:
 def folder_source(root: Path) -> Source:
     """A folder of class folders, or of train, val and test folders that hold class folders."""
     parts = _split_folders(root, [p for p in _subfolders(root) if p.name.lower() in SPLITS and _subfolders(p)])
-    why = f"split folders {', '.join(parts)}, each with one folder a class" if parts else "one folder a class"
+    why = f"split folders {', '.join(parts)}, each with one folder per class" if parts else "one folder per class"
     parts = parts or {"": root}
     classes = sorted({p.name for part in parts.values() for p in _subfolders(part)})
     samples, paths = [], []
@@ -131,8 +131,8 @@ def not_used(root: Path, used: list[Path], there: list[Path]) -> tuple[str, ...]
 
 
 def find_images(inputs: Iterable[str]) -> list[Path]:
-    """The image files that files, folders and globs stand for, in order, each once; nothing found is an error."""
-    found: dict[Path, None] = {}
+    """Image files of the given files, folders and globs, in order, each once; none is an error."""
+    paths: dict[Path, None] = {}
     inputs = list(inputs)
     if not inputs:
         raise DataError("no image was given", do="give image files, folders of them, or a glob")
@@ -151,5 +151,5 @@ def find_images(inputs: Iterable[str]) -> list[Path]:
             here = [p for p in names if p.is_file() and p.suffix.lower() in SUFFIXES]
         if not here:
             raise DataError("there is no image here", where=text, do="give image files, folders of them, or a glob")
-        found.update(dict.fromkeys(here))
-    return list(found)
+        paths.update(dict.fromkeys(here))
+    return list(paths)

@@ -1,4 +1,4 @@
-"""Which data set a name stands for: the format is recognised, and it is said by what."""
+"""Which format a dataset has, and how that was recognised."""
 
 from collections import Counter
 from pathlib import Path
@@ -16,7 +16,7 @@ TABLES = (".csv", ".tsv")
 
 
 def open_source(data: str | Path, labels: bool = True) -> Source:
-    """The data set that a folder, table, archive or the name `digits` stands for; its labels ignored if not wanted.
+    """The dataset of a folder, table, archive or the name `digits`; without its labels if not wanted.
 
     >>> open_source("digits").why
     'the hand-written digits that come with scikit-learn'

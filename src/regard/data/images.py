@@ -1,7 +1,7 @@
-"""Image files to tensors: every mode comes out right, and nothing hostile is decoded.
+"""Image files to tensors, with caps on size and bytes before anything is decoded.
 
-A decoded image is (channels, height, width), one channel for grey and three for colour, uint8, or
-float32 in 0..1 where the file holds more than 8 bits.
+A decoded image is (channels, height, width): one channel for grey and three for colour, uint8, or float32 in 0..1
+where the file holds more than 8 bits.
 """
 
 import warnings

@@ -1,28 +1,24 @@
-"""From samples to batches: fitted to the network's input, in an order known beforehand, by any number of workers."""
+"""From samples to batches, in an order known beforehand and the same for any number of workers."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from regard.data.augment import middle, normalise, to_float
+from regard.data.augment import to_float
+from regard.data.fitting import CROPS, fit, with_channels
 from regard.data.random import order, uniforms
 from regard.data.scanner import CACHE_BYTES, Scan
 from regard.data.send import send
 from regard.data.source import Source
-from regard.errors import ConfigError, DataError
-
-EDGE = 4  # pixels mirrored around a picture by the simple crop
+from regard.errors import DataError
 
 
 class ImageBatch(NamedTuple):
@@ -36,99 +32,6 @@ class ImageBatch(NamedTuple):
     labels: Tensor
     numbers: Tensor
     steps: tuple[tuple[int, float], ...] = ()
-
-
-def with_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Grey made colour by repetition, colour made grey by luminance; other numbers must match."""
-    if len(pixels) == channels:
-        return pixels
-    if len(pixels) == 1:
-        return pixels.expand(channels, *pixels.shape[1:])
-    if len(pixels) == 3 and channels == 1:
-        grey = (to_float(pixels) * torch.tensor([0.299, 0.587, 0.114]).reshape(3, *[1] * (pixels.ndim - 1))).sum(0)
-        return _as(grey[None], pixels.dtype)
-    raise DataError(f"an image has {len(pixels)} channels where {channels} are expected")
-
-
-def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The largest centred part with the proportions of `size`, scaled to it: nothing is stretched."""
-    old = tuple(pixels.shape[1:])
-    if len(old) != len(size):
-        raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
-    scale = max(new / was for new, was in zip(size, old, strict=True))
-    fitting = tuple(min(was, max(1, round(new / scale))) for new, was in zip(size, old, strict=True))
-    return _resize(middle(pixels, fitting), size)
-
-
-def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Whether `fit` cuts something off: the proportions differ."""
-    scales = [new / was for new, was in zip(size, old, strict=True)]
-    return max(scales) > 1.02 * min(scales)
-
-
-def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
-    """Inception's crop: 25 to 100 % of the area, 3/4 to 4/3 of the proportions of `size`, scaled to it.
-
-    A volume is cropped by the same share on every axis.
-    """
-    old = tuple(pixels.shape[1:])
-    area, ratio = 0.25 + 0.75 * u[0], math.exp((2 * u[1] - 1) * math.log(4 / 3))
-    if len(size) == 2:
-        ratio *= size[0] / size[1]
-        total = area * old[0] * old[1]
-        lengths = [math.sqrt(total * ratio), math.sqrt(total / ratio)]
-    else:
-        lengths = [side * area ** (1 / len(size)) for side in old]
-    for axis, (side, wish) in enumerate(zip(old, lengths, strict=True)):
-        length = min(side, max(1, round(wish)))
-        pixels = pixels.narrow(1 + axis, int(u[2 + axis] * (side - length + 1)), length)
-    return _resize_quickly(pixels, size)
-
-
-def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
-    """DeiT III's simple random crop: scaled so that the shorter side fits, four pixels mirrored around it, cut to size.
-
-    Nearly all of the picture stays, at its own proportions and scale.
-    """
-    old = tuple(pixels.shape[1:])
-    scale = max(new / was for new, was in zip(size, old, strict=True))
-    pixels = _resize_quickly(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
-    for axis, (new, at) in enumerate(zip(size, u[2 : 2 + len(size)], strict=True), start=1):
-        side = pixels.shape[axis]
-        start = int(at * (side + 2 * EDGE - new + 1)) - EDGE
-        index = torch.arange(start, start + new).abs()
-        index = torch.where(index < side, index, 2 * (side - 1) - index).clamp(0, side - 1)
-        pixels = pixels.index_select(axis, index)
-    return pixels
-
-
-CROPS = {"resized": random_crop, "simple": simple_crop}
-"""Crops cut when an image is read, from all of its pixels; the others move what the network's input holds."""
-
-
-def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
-    if tuple(pixels.shape[1:]) == size:
-        return pixels
-    if len(size) == 2:
-        resized = F.interpolate(to_float(pixels)[None], size=size, mode="bilinear", antialias=True)
-    else:
-        resized = F.interpolate(to_float(pixels)[None], size=size, mode="trilinear" if len(size) == 3 else "linear")
-    return _as(resized[0], pixels.dtype)
-
-
-def _resize_quickly(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """For training's crops: bytes stay bytes, the channels of a pixel side by side, in a tenth of the time.
-
-    Each axis is rounded by itself, so a value may be one level off; what is predicted or tested goes the exact way.
-    """
-    if tuple(pixels.shape[1:]) == size or len(size) != 2 or pixels.dtype != torch.uint8:
-        return _resize(pixels, size)
-    near = pixels[None].contiguous(memory_format=torch.channels_last)
-    return F.interpolate(near, size=size, mode="bilinear", antialias=True)[0]
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return (x * 255).round().clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else x
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
@@ -158,7 +61,7 @@ class Images(Dataset[tuple[Tensor, int, int]]):
 class _Order:
     """Batches of (epoch, sample number) for the loader; the epoch, and where in it to begin, are set from outside.
 
-    A shuffled order goes on into the epochs after: those who read then need not wait for those who compute.
+    A shuffled order continues into the next epochs, so that workers read ahead while the last batches train.
     """
 
     def __init__(self, index: np.ndarray, batch: int, seed: int | None, rank: int, ranks: int):
@@ -217,7 +120,9 @@ class Loader:
         self.order = _Order(np.array(index, dtype=np.int64), batch, shuffle, rank, ranks)
         self.stacked: ImageBatch | None = None
         self.loader: DataLoader[Any] | None = None
-        self.ahead: tuple[int, int, Iterator[Any]] | None = None
+        self.running: Iterator[Any] | None = None
+        self.ahead: tuple[int, int] | None = None
+        """Epoch and first sample that `running` continues with."""
         fitted = len(index) * images.channels * math.prod(images.size)
         if images.scan.cache and not images.crop and index and fitted <= CACHE_BYTES:
             self.stacked = collate([images[0, i] for i in index])
@@ -244,10 +149,8 @@ class Loader:
             self.stacked = ImageBatch(images.to(device), labels.to(device), numbers)
 
     def close(self) -> None:
-        """End the loader's processes now; left to Python's exit, each would be waited for."""
-        running = getattr(self.loader, "_iterator", None)
-        if running is not None:
-            running._shutdown_workers()
+        """End the worker processes now: a DataLoader ends them when nothing refers to its iterator any more."""
+        self.loader = self.running = None
 
     def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
         """The epoch's batches from sample `start` on; of images in memory, `together` of them as one."""
@@ -268,31 +171,32 @@ class Loader:
                 yield collate([self.images[number, int(i)] for i in own])._replace(steps=((len(own), share),))
 
     def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[ImageBatch]:
-        """The batches of an epoch, most of them made while the epoch before ended and was judged."""
+        """The batches of an epoch, most of them made while the epoch before ended and was validated."""
         assert self.loader is not None
         try:
-            if self.ahead is None or self.ahead[:2] != (epoch, start):
+            if self.running is None or self.ahead != (epoch, start):
                 self.order.epoch, self.order.start = epoch, start
-                self.ahead = epoch, start, iter(self.loader)
-            running, self.ahead = self.ahead[2], None
-            for batch in itertools.islice(running, count):
+                self.running = iter(self.loader)
+            self.ahead = None
+            for _ in range(count):
+                batch = next(self.running)
                 if isinstance(batch, DataError):
                     raise batch
                 yield batch
             if self.order.seed is not None:
-                self.ahead = epoch + 1, 0, running
+                self.ahead = epoch + 1, 0
         except RuntimeError as error:
             if "worker" not in str(error):
                 raise
             raise DataError(
                 f"a process that loads images died: {str(error).splitlines()[0]}",
                 where=self.images.source.name,
-                do="free memory (each worker holds a few batches) or give fewer --workers; `regard resume` goes on",
+                do="free memory (each worker holds a few batches) or give fewer --workers; then `regard resume`",
             ) from None
 
 
 class _Guarded(Dataset[Any]):
-    """Samples for a worker, whose errors travel as values: raised there, they would arrive as tracebacks."""
+    """Samples for a worker. Errors are returned as values: raised there, they would arrive as tracebacks."""
 
     def __init__(self, images: Images):
         self.images = images
@@ -309,9 +213,9 @@ def _collate_or_error(samples: list[Any]) -> ImageBatch | DataError:
 
 
 def _leave_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach every process of a group; when to stop is the parent's to say.
+    """Ctrl-C and SIGTERM reach every process of a group; the parent decides when to stop.
 
-    Only the first SIGTERM is passed over: a second one is how the parent ends a process that does not hear.
+    Only the first SIGTERM is ignored: the parent sends a second one to a process that does not end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
@@ -323,52 +227,3 @@ def collate(samples: list[tuple[Tensor, int, int]]) -> ImageBatch:
         images = [to_float(image) for image in images]
     labels, index = (torch.tensor([s[n] for s in samples]) for n in (1, 2))
     return ImageBatch(torch.stack(images), labels, index)
-
-
-def statistics(images: Images, index: list[int], most: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over (up to `most` of) the given samples."""
-    chosen = index[:: max(1, len(index) // most)][:most]
-    total, squares, count = torch.zeros(images.channels).double(), torch.zeros(images.channels).double(), 0
-    for i in chosen:
-        x = to_float(images[0, i][0]).double().flatten(1)
-        total, squares, count = total + x.sum(1), squares + (x * x).sum(1), count + x.shape[1]
-    mean = total / count
-    std = (squares / count - mean**2).clamp_min(0).sqrt().clamp_min(1e-3)
-    return tuple(round(m, 6) for m in mean.tolist()), tuple(round(s, 6) for s in std.tolist())
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How a network's input is made from decoded pixels; travels with its weights."""
-
-    size: tuple[int, ...]
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def picture(self, pixels: Tensor) -> Tensor:
-        """What the network will see, before normalisation: (channels, *size) in 0..1."""
-        return to_float(fit(with_channels(pixels, self.channels), self.size))
-
-    def region(self, mask: Tensor) -> Tensor:
-        """A mask as large as the decoded picture, as it lies on the network's input: true inside, (*size).
-
-        What is smaller than a pixel of the input still marks the one it touches most.
-        """
-        share = fit(mask[None].float(), self.size)[0]
-        if share.max() <= 0:
-            what = "is empty" if not mask.any() else "lies in the part that is cut off: inputs are cut at the centre"
-            raise ConfigError(f"the mask {what}", do="mark something that the network sees")
-        return share >= min(0.5, float(share.max()))
-
-    def normalised(self, pictures: Tensor) -> Tensor:
-        return normalise(pictures, self.mean, self.std)
-
-    def shown(self, x: Tensor) -> Tensor:
-        """The way back: pictures in 0..1 from what a network was given, or answers in its place."""
-        mean, std = (torch.tensor(v, device=x.device).reshape(-1, *[1] * len(self.size)) for v in (self.mean, self.std))
-        return (x * std + mean).clamp(0, 1)
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """(1, channels, *size), ready for the network."""
-        return self.normalised(self.picture(pixels)[None])

@@ -1,4 +1,4 @@
-"""Where the cause of a label is known to lie: a mask picture, an array, or a box."""
+"""Masks of the region known to cause a label: from a picture, an array or a box."""
 
 from __future__ import annotations
 

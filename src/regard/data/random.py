@@ -1,7 +1,6 @@
-"""Randomness that depends on what it is for and on nothing else.
+"""Random numbers without state: a hash of (seed, epoch, sample, slot).
 
-A number is a hash of (seed, epoch, sample, slot): whichever batch, process or order asks for it, the
-answer is the same. Generators with a state cannot promise that.
+The numbers are the same in whichever batch, process or order they are drawn.
 """
 
 import numpy as np

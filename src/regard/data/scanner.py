@@ -1,4 +1,4 @@
-"""One careful look at every sample before any work is done: sizes, modes, duplicates, damage."""
+"""The check of a dataset before training: every sample is read once for size, mode, duplicates and damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CACHE_BYTES = 2**30
 
 @dataclass
 class Scan:
-    """What was found. `digests` name pixels, not files: the same picture saved twice has one digest."""
+    """A checked dataset. `digests` name pixels, not files: the same picture saved twice has one digest."""
 
     source: Source
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -98,7 +98,7 @@ class Scan:
         counts = (
             (len(self.unreadable), "images cannot be read and are left out"),
             (len(self.crossing(names)), "images occur in more than one split"),
-            (len(self.parted(names)), "patients have images in more than one split"),
+            (len(self.groups_across_splits(names)), "patients have images in more than one split"),
         )
         return [f"{count} {what} (data.json lists them)" for count, what in counts if count]
 
@@ -123,24 +123,24 @@ class Scan:
         return [group for group in groups.values() if len(group) > 1]
 
     def crossing(self, splits: list[str]) -> list[list[int]]:
-        """Those duplicates that stand in more than one split: leaks from training into evaluation."""
+        """Duplicates in more than one split: leaks from training into evaluation."""
         return [group for group in self.duplicates() if len({splits[i] for i in group} - {UNUSED}) > 1]
 
-    def parted(self, splits: list[str]) -> list[str]:
+    def groups_across_splits(self, splits: list[str]) -> list[str]:
         """Groups (patients) with images in more than one split: leaks too."""
-        found: dict[str, set[str]] = defaultdict(set)
+        splits_of: dict[str, set[str]] = defaultdict(set)
         for sample, name in zip(self.source.samples, splits, strict=True):
             if sample.group and name != UNUSED:
-                found[sample.group].add(name)
-        return sorted(group for group, names in found.items() if len(names) > 1)
+                splits_of[sample.group].add(name)
+        return sorted(group for group, names in splits_of.items() if len(names) > 1)
 
     def conflicting(self) -> list[list[int]]:
-        """Those duplicates that carry different labels."""
+        """Duplicates with different labels."""
         labels = [sample.label for sample in self.source.samples]
         return [group for group in self.duplicates() if len({labels[i] for i in group}) > 1]
 
     def fingerprint(self) -> str:
-        """One hash of the whole data set: names, labels and pixels."""
+        """One hash of the dataset: names, labels and pixels."""
         total = hashlib.sha256()
         for sample, digest in zip(self.source.samples, self.digests, strict=True):
             total.update(f"{sample.key}\0{sample.label}\0{digest}\n".encode())
@@ -166,7 +166,7 @@ class Scan:
             ("images that occur more than once", names(self.duplicates())),
             ("of these, across splits (leaks)", names(self.crossing(splits))),
             ("of these, with different labels", names(self.conflicting())),
-            (f"patients or other groups across splits (leaks), of {patients}", self.parted(splits)),
+            (f"patients or other groups across splits (leaks), of {patients}", self.groups_across_splits(splits)),
             ("files that are not part of the data", list(source.ignored)),
             ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
@@ -178,7 +178,7 @@ class Scan:
         return "\n".join(parts)
 
     def to_json(self, splits: list[str], split_note: str) -> dict[str, Any]:
-        """data.json: what the data is, to the last hash, and what is odd about it."""
+        """data.json: counts, hashes and problems of the dataset."""
         source = self.source
         kinds = ("train", "val", "test", UNUSED, "unreadable")
         counts = {name: dict.fromkeys(source.classes, 0) for name in kinds if name in splits}
@@ -203,7 +203,7 @@ class Scan:
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
             "groups": len({sample.group for sample in source.samples} - {None}),
-            "groups_across_splits": self.parted(splits),
+            "groups_across_splits": self.groups_across_splits(splits),
             "conflicting_labels": keys(self.conflicting()),
             "samples": self.samples_word,
             "findings": self.findings(splits),
@@ -211,12 +211,17 @@ class Scan:
 
     def findings(self, splits: list[str]) -> list[str]:
         """What is odd about the data, in sentences."""
-        groups, crossing = len({sample.group for sample in self.source.samples} - {None}), self.parted(splits)
+        groups, crossing = (
+            len({sample.group for sample in self.source.samples} - {None}),
+            self.groups_across_splits(splits),
+        )
         return [
             f"Images that occur more than once: {len(self.duplicates())}; across splits: {len(self.crossing(splits))}; "
             f"with differing labels: {len(self.conflicting())}.",
             f"Files ignored: {len(self.source.ignored)}.",
-            f"Patients or groups: {groups}; across splits: {len(crossing)}." if groups else "Patients or groups: not known.",
+            f"Patients or groups: {groups}; across splits: {len(crossing)}."
+            if groups
+            else "Patients or groups: not known.",
         ]
 
     def require_usable(self, share: float = 0.0) -> None:
@@ -234,32 +239,32 @@ class Scan:
 
 
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
-    """Read every sample once, in parallel; damage is listed, not raised."""
-    found, cached, total = Scan(source), 0, len(source.samples)
-    for index, result in enumerate(_looks(source, total)):
+    """Read every sample once, in parallel; damaged files are listed, not raised."""
+    dataset, cached, total = Scan(source), 0, len(source.samples)
+    for index, result in enumerate(_check_all(source, total)):
         tick(index + 1, total)
         if isinstance(result, str):
-            found.unreadable.append((source.samples[index].key, result))
-            found.digests.append(None)
+            dataset.unreadable.append((source.samples[index].key, result))
+            dataset.digests.append(None)
             continue
         shape, mode, digest, pixels = result
-        found.sizes[shape[1:]] += 1
-        found.modes[mode] += 1
-        found.channels = max(found.channels, shape[0])
-        found.digests.append(digest)
+        dataset.sizes[shape[1:]] += 1
+        dataset.modes[mode] += 1
+        dataset.channels = max(dataset.channels, shape[0])
+        dataset.digests.append(digest)
         if pixels is not None and cached <= CACHE_BYTES:
             cached += pixels.nbytes
-            found.cache[index] = torch.from_numpy(pixels)
-    if len(found.cache) < total - len(found.unreadable):
-        found.cache.clear()
-    return found
+            dataset.cache[index] = torch.from_numpy(pixels)
+    if len(dataset.cache) < total - len(dataset.unreadable):
+        dataset.cache.clear()
+    return dataset
 
 
-_Look = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
+_Checked = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
 """Shape, mode, digest and (if small) pixels of one sample; or what is wrong with it."""
 
 
-def _look(source: Source, index: int) -> _Look:
+def _check(source: Source, index: int) -> _Checked:
     try:
         tensor, mode = source.read(index)
     except DataError as error:
@@ -271,23 +276,23 @@ def _look(source: Source, index: int) -> _Look:
     return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
 
 
-def _looks(source: Source, total: int) -> Iterator[_Look]:
-    """Looks at every sample, in order. Small pictures are decoded by processes: threads only wait for each other."""
+def _check_all(source: Source, total: int) -> Iterator[_Checked]:
+    """Checks of all samples, in order. Many files are decoded by processes: threads would wait for the GIL."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     parent = not multiprocessing.current_process().daemon  # a daemon may have no children
     parts = [range(n, min(n + 32, total)) for n in range(0, total, 32)]
     if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
         with ThreadPoolExecutor(cores) as threads:
-            yield from _ordered(threads, partial(_look_at, source), parts)
+            yield from _ordered(threads, partial(_check_part, source), parts)
         return
     fork = multiprocessing.get_context("fork")
-    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_begin, initargs=(source,))
+    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_start_worker, initargs=(source,))
     try:
-        yield from _ordered(processes, _look_here, parts)
+        yield from _ordered(processes, _check_in_worker, parts)
     except BrokenProcessPool:
         raise DataError(
-            "a process that read images was killed, by a damaged file or for want of memory",
+            "a process that read images was killed, by a damaged file or for lack of memory",
             where=source.name,
             do="free memory and run again; if it happens again, look for the file with a few images at a time",
         ) from None
@@ -295,8 +300,8 @@ def _looks(source: Source, total: int) -> Iterator[_Look]:
         processes.shutdown(wait=False, cancel_futures=True)
 
 
-def _ordered(pool: Executor, work: Callable[[range], list[_Look]], parts: list[range]) -> Iterator[_Look]:
-    """Results in order with only a few parts in flight, so that a large data set does not fill memory."""
+def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: list[range]) -> Iterator[_Checked]:
+    """Results in order with only a few parts in flight, so that a large dataset does not fill memory."""
     waiting = deque(pool.submit(work, part) for part in parts[:64])
     for n in range(len(parts)):
         result = waiting.popleft().result()
@@ -305,18 +310,18 @@ def _ordered(pool: Executor, work: Callable[[range], list[_Look]], parts: list[r
         yield from result
 
 
-def _look_at(source: Source, part: range) -> list[_Look]:
-    return [_look(source, index) for index in part]
+def _check_part(source: Source, part: range) -> list[_Checked]:
+    return [_check(source, index) for index in part]
 
 
-_HERE: list[Source] = []  # in a process of the pool: what it reads from
+_SOURCE: list[Source] = []  # in a worker process: what it reads from
 
 
-def _begin(source: Source) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+def _start_worker(source: Source) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     torch.set_num_threads(1)
-    _HERE[:] = [source]
+    _SOURCE[:] = [source]
 
 
-def _look_here(part: range) -> list[_Look]:
-    return _look_at(_HERE[0], part)
+def _check_in_worker(part: range) -> list[_Checked]:
+    return _check_part(_SOURCE[0], part)

@@ -1,4 +1,4 @@
-"""From the computer's memory to a device."""
+"""Copies from CPU memory to a device."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What a data set is, whatever its format: classes, samples, and a way to read one."""
+"""What a dataset is in any format: classes, samples, and a way to read one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Sample:
     label: int
     split: str | None = None
     group: str | None = None
-    """Who it is of, such as a patient; a group is never parted."""
+    """Such as a patient; a group is never separated by a split."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Reads samples from image files. A class, not a closure, so that loader processes can be given it."""
+    """Reads samples from image files. A class, not a closure, so that it can be sent to worker processes."""
 
     paths: list[Path]
 
@@ -51,7 +51,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: classes, samples, and how to read one. `why` says how its format was recognised."""
+    """A dataset: classes, samples, and how to read one. `why` says how its format was recognised."""
 
     name: str
     kind: str
@@ -71,7 +71,7 @@ class Source:
         return self.reader(index)
 
     def without_labels(self) -> Source:
-        """The same images and splits, with nothing said of what they show."""
+        """The same images and splits, without labels."""
         samples = tuple(replace(sample, label=0) for sample in self.samples)
         return replace(self, classes=UNLABELLED, samples=samples, labelled=False)
 

@@ -33,7 +33,12 @@ def split(dataset: Dataset, seed: int, share: float = 0.15, most: int | None = N
     own = [name for name in ("train", "val", *tests) if name in given]
     note = f"{_and(own)} {'are' if len(own) > 1 else 'is'} the data's own" if own else "the data names no splits"
     if made:
-        cut = _and([f"{name} ({names.count(name)} of {len(names)} {dataset.samples_word})" for name in sorted(made, reverse=True)])
+        cut = _and(
+            [
+                f"{name} ({names.count(name)} of {len(names)} {dataset.samples_word})"
+                for name in sorted(made, reverse=True)
+            ]
+        )
         note += f"; {cut} cut with seed {seed}"
     if not tests:
         note += "; there is no test split, so figures are on val, which also chose the weights"
@@ -97,7 +102,9 @@ def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, 
         wanted = share * sum(len(members[o]) for o in owners)
         wanted = wanted if most is None else min(wanted, most)
         shuffled = owners[np.argsort(uniforms(seed, stratum, owners, 1, use=4)[:, 0], kind="stable")].tolist()
-        fitting = [o for o in shuffled if len(members[o]) <= max(wanted, 1)] or [min(shuffled, key=lambda o: len(members[o]), default=0)]
+        fitting = [o for o in shuffled if len(members[o]) <= max(wanted, 1)] or [
+            min(shuffled, key=lambda o: len(members[o]), default=0)
+        ]
         taken = 0
         for position, owner in enumerate(fitting if shuffled else ()):
             enough = taken + len(members[owner]) / 2 > wanted or len(shuffled) - position < need

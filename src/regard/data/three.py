@@ -1,7 +1,7 @@
-"""3-Augment (Touvron et al., "DeiT III", 2022, section 3): grey, solarised or blurred, then colours jittered.
+"""3-Augment (Touvron et al., "DeiT III", 2022, section 3): greyscale, solarise or blur, then colour jitter.
 
-Each sample by itself, on batches (B, C, H, W) in 0..1. The blur is a true Gaussian; the authors' is Pillow's, which
-comes near one by repeated box blurs.
+Each sample by itself, on batches (B, C, H, W) in 0..1. Departure: the blur is a true Gaussian; the authors use Pillow's
+approximation by repeated box blurs.
 """
 
 import itertools
@@ -18,7 +18,7 @@ _REACH = 6  # pixels: three deviations
 
 
 def three_augment(x: Tensor, u: Tensor) -> Tensor:
-    """`u` holds six numbers in [0, 1) a sample: which operation, how much blur, three colour factors, their order."""
+    """`u` holds six numbers in [0, 1) per sample: which operation, how much blur, three colour factors, their order."""
     kind, out, u = (u[:, 0] * 3).long(), x.clone(), u.to(x.dtype)
     for number, operation in enumerate((_grey, _solarise, _blur)):
         at = (kind == number).nonzero()[:, 0]
@@ -32,7 +32,7 @@ def three_augment(x: Tensor, u: Tensor) -> Tensor:
 def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     """Brightness, contrast and saturation times `factors` (B, 3), in one of their six orders for each sample.
 
-    Factors and orders are on the CPU, wherever the images are: which samples are meant is known there without waiting.
+    Factors and orders stay on the CPU, so that selecting samples needs no synchronisation with the GPU.
     """
     orders = torch.tensor(list(itertools.permutations(range(3))))[order]  # (B, 3)
     for turn in range(3):

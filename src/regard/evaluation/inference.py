@@ -46,4 +46,6 @@ def features_of(
     tick: Callable[[int, str], None] = lambda done, note="": None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the head sees (N, width), labels (N,) and sample numbers (N,), in the loader's order."""
-    return run_over(model, lambda x, _: model(x, class_token_only=True).features.float(), loader, preparation, device, tick)
+    return run_over(
+        model, lambda x, _: model(x, class_token_only=True).features.float(), loader, preparation, device, tick
+    )

@@ -1,4 +1,4 @@
-"""Why a model decided as it did: arithmetic on recorded attention, painted onto the input and scored."""
+"""Explanations: arithmetic on recorded attention and gradients, painted onto the input and scored."""
 
 from regard.explain.explanation import (
     DEFAULT,
@@ -25,10 +25,10 @@ from regard.explain.methods import (
     rollout,
 )
 from regard.explain.registers import find_register_neurons, with_test_time_registers
-from regard.explain.sanity import likeness, random_twins
+from regard.explain.sanity import random_twins, rank_correlation
 from regard.explain.visualise import Visualisation, visualise
+from regard.explain.word_attention import WordAttention, record_words
 from regard.explain.word_deletion import WordDeletion, word_deletion
-from regard.explain.words import WordAttention, record_words
 
 __all__ = [
     "DEFAULT",
@@ -50,9 +50,9 @@ __all__ = [
     "gradient_rollout",
     "inspect_model",
     "integrated_gradients",
-    "likeness",
     "occlusion",
     "random_twins",
+    "rank_correlation",
     "raw_attention",
     "record_words",
     "relevance",

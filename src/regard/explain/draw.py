@@ -1,4 +1,4 @@
-"""Pictures of explanations: the input beside what the output token looked at (the ViT paper's Figure 6)."""
+"""Figures of explanations: the input beside its map (the ViT paper's Figure 6)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
-from regard.drawing import canvas, style
+from regard.drawing import BAD, DPI, GOOD, ORANGE, canvas, colour_bar, flat, no_ticks, show, style
 from regard.errors import ConfigError
 from regard.weights import write_aside
 
 if TYPE_CHECKING:
     from regard.explain.explanation import Explanation
 
-DPI = 130
 ROWS = 12
-OUTLINE = "#D55E00"
 ENDINGS = (".png", ".svg", ".pdf")
 
 
@@ -36,7 +33,7 @@ def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
 
 @style()
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
-    """One row an explanation: input, input dimmed where the map is low (the paper's way), map; the verdict above."""
+    """One row per explanation: input, input dimmed where the map is low (as in the paper), map; the verdict above."""
     check_ending(path)
     rows = len(explanations)
     figure = canvas(8.2, 0.3 + 3.05 * rows, background="white")
@@ -45,29 +42,29 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         left, middle, right = row
         picture, values, mask, part = _slice(item)
         light = values / max(values.max(), 1e-12)
-        grey = picture.shape[-1] == 1
-        colours = {"cmap": "gray", "vmin": 0, "vmax": 1} if grey else {}
-        shape = picture[..., 0] if grey else picture
-        left.imshow(shape, **colours)
-        middle.imshow(shape * (0.12 + 0.88 * (light if grey else light[..., None])), **colours)
+        show(left, picture)
+        show(middle, picture * (0.12 + 0.88 * light[..., None]))
         painted = right.imshow(values * item.map.numel(), cmap="viridis", vmin=0)
-        bar = figure.colorbar(painted, ax=right, shrink=0.85, format="%4.1f")
-        bar.set_label("times the average", fontsize=8)
-        bar.ax.tick_params(labelsize=7)
+        no_ticks(right)
+        colour_bar(right, painted, "times the average", shrink=0.85, format="%4.1f")
         truth = "" if item.label is None else f" (true: {item.label})"
         left.set_xlabel(f"{_short(item.prediction.name)}{truth}{part}", fontsize=8)
-        middle.set_xlabel(f"predicted {item.prediction.label} ({item.prediction.confidence:.1%})", fontsize=8)
+        middle.set_xlabel(f"predicted {item.prediction}", fontsize=8)
         right.set_xlabel(_scores(item), fontsize=8)
         left.set_title(" \n ", fontsize=9)  # room for the two lines that follow, which are wider than this panel
         for points, text, colour in ((18, _title(item), "black"), (5, item.verdict, _colour(item))):
             line = left.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", fontsize=9, color=colour)
             line.set_in_layout(False)
-        for ax in row:
-            ax.set_xticks([])
-            ax.set_yticks([])
-            if mask is not None:
-                _outline(ax, mask)
-    write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
+        for ax in row if mask is not None else ():
+            _outline(ax, mask)
+    return save(figure, path)
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write a PNG, SVG or PDF."""
+    kind = path.suffix[1:].lower()
+    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+    write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=kind, **options))
     return path
 
 
@@ -76,13 +73,13 @@ def _outline(ax: Any, mask: np.ndarray, fine: int = 8) -> None:
     field = np.pad(mask, 1).repeat(fine, 0).repeat(fine, 1)
     rows, columns = ((np.arange(n) + 0.5) / fine - 1.5 for n in field.shape)
     limits = ax.get_xlim(), ax.get_ylim()
-    ax.contour(columns, rows, field, levels=[0.5], colors=OUTLINE, linewidths=1.5)
+    ax.contour(columns, rows, field, levels=[0.5], colors=ORANGE, linewidths=1.5)
     ax.set(xlim=limits[0], ylim=limits[1])
 
 
 def _colour(item: Explanation) -> str:
     """Green for a map that passes its checks, orange for one that does not."""
-    return "#006b4e" if item.trusted else "#b34700"
+    return GOOD if item.trusted else BAD
 
 
 def _title(item: Explanation) -> str:
@@ -104,17 +101,13 @@ def _short(name: str) -> str:
 
 
 def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
-    """Picture (H, W, channels), map and mask (H, W); of a volume, the slice where the map peaks, and which that is."""
-    picture, values, mask, part = item.picture, item.map, item.mask, ""
+    """Picture (H, W, 1 or 3), map and mask (H, W); of a volume, the slice where the map peaks, and which that is."""
+    picture, values, mask, depth = item.picture.float().cpu(), item.map.float().cpu(), item.mask, None
     if values.ndim == 3:
         weight, content = values.sum((1, 2)), picture.flatten(2).std(2).sum(0)
         depth = int(content.masked_fill(weight < 0.999 * weight.max(), -1.0).argmax())  # the fullest that peaks
-        part = f", slice {depth + 1} of {len(values)}"
-        picture, values, mask = picture[:, depth], values[depth], None if mask is None else mask[depth]
+        values, mask = values[depth], None if mask is None else mask[depth]
     if values.ndim == 1:
-        picture, values, mask = picture[:, None], values[None], None
-    return _numpy(picture).transpose(1, 2, 0), _numpy(values), None if mask is None else _numpy(mask), part
-
-
-def _numpy(x: Tensor) -> np.ndarray:
-    return x.detach().float().cpu().numpy()
+        values, mask = values[None], None
+    shown, part = flat(picture.numpy(), depth)
+    return shown, values.numpy(), None if mask is None else mask.float().numpy(), part

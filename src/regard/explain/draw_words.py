@@ -1,7 +1,7 @@
-"""Pictures of what a translator looked at: the decks' lines between two columns of words, and the matrix of weights.
+"""Figures of a translator's attention: lines between two columns of words, and the matrix of weights.
 
-On the left stands who asks; on the right, or above a matrix, what is looked at. Letters stay letters in SVG, so that
-its reader's fonts show them; in PNG and PDF what no font here has is said below the picture.
+- Queries stand on the left, keys on the right or above a matrix.
+- SVG keeps text as text. In PNG and PDF, letters that no installed font has are listed below the figure.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.drawing import canvas, missing_letters, style
+from regard.drawing import BAD, BLUE, COLOURS, GREY, SOFT, canvas, colour_bar, missing_letters, no_ticks, shorten, style
 from regard.errors import ConfigError, did_you_mean
-from regard.explain.draw import DPI, check_ending
+from regard.explain.draw import check_ending, save
+from regard.explain.word_attention import WordAttention, WordMatrix
 from regard.explain.word_deletion import WordDeletion
-from regard.explain.words import WordAttention, WordMatrix
-from regard.weights import write_aside
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")  # Okabe & Ito
+HEADS = (*COLOURS, "#000000")
 LONG = 22
 """Letters of a word that are shown."""
 FAINT = 0.05
@@ -85,17 +84,17 @@ def draw_deletion(result: WordDeletion, path: Path) -> Path:
     ax = figure.subplots()
     for number, curve in enumerate(result.random):
         label = f"{len(result.random)} random orders" if number == 0 else None
-        ax.plot(result.removed, curve, color="#888888", linewidth=0.8, alpha=0.6, label=label)
-    ax.plot(result.removed, result.curve, "o-", color=COLOURS[0], markersize=4, label="most relevant first")
+        ax.plot(result.removed, curve, color=GREY, linewidth=0.8, alpha=0.6, label=label)
+    ax.plot(result.removed, result.curve, "o-", color=BLUE, markersize=4, label="most relevant first")
     ax.set_xlabel("words of the source taken away")
-    ax.set_ylabel("log-probability\n(nats a token)")
+    ax.set_ylabel("log-probability\n(nats per token)")
     ax.set_xticks([n for n in result.removed if n == int(n)])
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
-    gain = f"sooner than random orders by {result.gain:+.2f} nats a token (deviation {result.spread:.2f})"
+    gain = f"sooner than random orders by {result.gain:+.2f} nats per token (deviation {result.spread:.2f})"
     ax.set_title(f"{gain}\n{result.verdict}", fontsize=9)
-    first = "first away:  " + "  ".join(_short(word) for word in result.order[:6])
-    ax.annotate(first, (0.02, 0.03), xycoords="axes fraction", fontsize=8, color=COLOURS[0])
+    first = "first away:  " + "  ".join(shorten(word, LONG) for word in result.order[:6])
+    ax.annotate(first, (0.02, 0.03), xycoords="axes fraction", fontsize=8, color=BLUE)
     return _save(figure, path, "" if path.suffix.lower() == ".svg" else missing_letters(result.order[:6]))
 
 
@@ -107,7 +106,7 @@ def _lines(shown: list[WordMatrix], kind: str) -> Any:
 
 def _matrix(shown: list[WordMatrix], kind: str) -> Any:
     figure = canvas(*_matrix_size(shown[0]), background="white")
-    _draw_matrix(figure, figure.subplots(), shown, kind)
+    _draw_matrix(figure.subplots(), shown, kind)
     return figure
 
 
@@ -116,7 +115,7 @@ def _both(shown: list[WordMatrix], kind: str) -> Any:
     figure = canvas(left + right, max(tall, high), background="white")
     ax, beside = figure.subplots(1, 2, width_ratios=[left, right])
     _draw_lines(ax, shown, kind)
-    _draw_matrix(figure, beside, shown, kind)
+    _draw_matrix(beside, shown, kind)
     return figure
 
 
@@ -142,17 +141,17 @@ def _draw_lines(ax: Any, shown: list[WordMatrix], kind: str) -> None:
         share = weights[rows, columns] / top
         shift = (number - (len(shown) - 1) / 2) * apart
         ends = [[(0.0, row + shift), (1.0, column + shift)] for row, column in zip(rows, columns, strict=True)]
-        style = "solid" if number < len(COLOURS) else "dashed"
-        colour = COLOURS[number % len(COLOURS)]
+        style = "solid" if number < len(HEADS) else "dashed"
+        colour = HEADS[number % len(HEADS)]
         width = 0.3 + (1.6 if len(shown) > 1 else 2.7) * share
         label = f"head {number}" if len(shown) > 1 else None
         ax.add_collection(LineCollection(ends, colors=colour, alpha=share, linewidths=width, linestyles=style))
         ax.plot([], [], color=colour, linestyle=style, label=label)
     for texts, x, side in ((queries, -0.03, "right"), (keys, 1.03, "left")):
         for row, text in enumerate(texts):
-            ax.text(x, row, _short(text), ha=side, va="center", fontsize=9)
-    ax.text(-0.03, -1.1, ASKS[kind], ha="right", va="center", fontsize=8, color="#555555")
-    ax.text(1.03, -1.1, SEEN[kind], ha="left", va="center", fontsize=8, color="#555555")
+            ax.text(x, row, shorten(text, LONG), ha=side, va="center", fontsize=9)
+    ax.text(-0.03, -1.1, ASKS[kind], ha="right", va="center", fontsize=8, color=SOFT)
+    ax.text(1.03, -1.1, SEEN[kind], ha="left", va="center", fontsize=8, color=SOFT)
     ax.set(xlim=(0, 1), ylim=(max(len(queries), len(keys)) - 0.5, -0.6))
     ax.axis("off")
     if len(shown) > 1:
@@ -170,9 +169,9 @@ def _cell(matrix: WordMatrix) -> float:
     return 0.36 if max(len(matrix.queries), len(matrix.keys)) <= NUMBERS else 0.17
 
 
-def _draw_matrix(figure: Any, ax: Any, shown: list[WordMatrix], kind: str) -> None:
+def _draw_matrix(ax: Any, shown: list[WordMatrix], kind: str) -> None:
     weights = np.mean([matrix.weights.numpy() for matrix in shown], axis=0)
-    queries, keys = ([_short(text) for text in texts] for texts in shown[0][1:])
+    queries, keys = ([shorten(text, LONG) for text in texts] for texts in shown[0][1:])
     few = max(weights.shape) <= NUMBERS
     painted = ax.imshow(weights, cmap="viridis", vmin=0, aspect="equal")
     ax.set_xticks(range(len(keys)), keys, rotation=90, fontsize=9 if few else 8)
@@ -181,18 +180,15 @@ def _draw_matrix(figure: Any, ax: Any, shown: list[WordMatrix], kind: str) -> No
     ax.xaxis.set_label_position("top")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.set_xlabel(SEEN[kind], fontsize=8, color="#555555")
-    ax.set_ylabel(ASKS[kind], fontsize=8, color="#555555")
+    ax.set_xlabel(SEEN[kind], fontsize=8, color=SOFT)
+    ax.set_ylabel(ASKS[kind], fontsize=8, color=SOFT)
     for row, column in np.ndindex(*weights.shape) if few else ():
         value = weights[row, column]
         if value >= 0.005:
             colour = "black" if value > 0.6 * weights.max() else "white"
             ax.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=7, color=colour)
-    bar = figure.colorbar(
-        painted, ax=ax, shrink=0.7 if few else 0.3, pad=0.02, format=lambda share, _: f"{100 * share:.0f}"
-    )
-    bar.set_label("weight (%)", fontsize=8)
-    bar.ax.tick_params(labelsize=7)
+    options = {"shrink": 0.7 if few else 0.3, "pad": 0.02, "format": lambda share, _: f"{100 * share:.0f}"}
+    bar = colour_bar(ax, painted, "weight (%)", **options)
     bar.outline.set_visible(False)
     ax.set_anchor("N")  # beside a longer column of words, its top stands where theirs does
 
@@ -206,8 +202,7 @@ def _heads(attention: WordAttention, kind: str, read: Callable[..., WordMatrix])
     for layer, row in enumerate(figure.subplots(layers, heads, squeeze=False)):
         for head, ax in enumerate(row):
             ax.imshow(read(kind, layer, head).weights.numpy(), cmap="viridis", vmin=0)
-            ax.set_xticks([])
-            ax.set_yticks([])
+            no_ticks(ax)
             ax.spines[:].set_visible(False)
             if layer == 0:
                 ax.set_title(f"head {head}", fontsize=8)
@@ -228,26 +223,16 @@ def _title(attention: WordAttention, kind: str, layer: int, head: Head) -> str:
 
 
 def _save(figure: Any, path: Path, letters: str) -> Path:
-    import matplotlib
-
     if letters:
         shown = letters if len(letters) <= 8 else letters[:8] + "…"
         points = ", ".join(f"U+{ord(letter):04X}" for letter in shown if letter != "…")
         figure.supxlabel(
             f"No font here has {len(letters)} of the letters ({points}{', …' if len(letters) > 8 else ''}): "
             "install one, such as NanumGothic, or draw SVG",
-            fontsize=7, color="#b34700",
+            fontsize=7, color=BAD,
         )  # fmt: skip
-    kind = path.suffix[1:].lower()
-    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
-        write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=kind, **options))
-    return path
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONG else text[: LONG - 1] + "…"
+    return save(figure, path)
 
 
 def _longest(texts: tuple[str, ...]) -> int:
-    return max(len(_short(text)) for text in texts)
+    return max(len(shorten(text, LONG)) for text in texts)

@@ -1,13 +1,12 @@
-"""One prediction explained: the map, the checks that say whether to believe it, and a picture of both."""
+"""One explained prediction: its map, the checks that say whether to believe it, and its figure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, did_you_mean
@@ -15,11 +14,25 @@ from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
 from regard.explain.methods import Case
-from regard.explain.sanity import ALIKE, likeness, random_twins
-from regard.geometry import TokenMap
+from regard.explain.sanity import MAX_CORRELATION, random_twins, rank_correlation
+from regard.geometry import Frame, TokenMap
 from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
-from regard.tasks import Prediction, Task
+
+
+class Predicted(Protocol):
+    """What is explained: `str` of it is shown."""
+
+    @property
+    def name(self) -> str: ...
+
+    def named(self, name: str) -> Any:
+        """The same, of a sample with another name."""
+        ...
+
+    def is_right(self, label: str) -> bool | None:
+        """Whether it is the true label; None where nothing is simply right or wrong."""
+        ...
 
 
 class Method(NamedTuple):
@@ -57,7 +70,7 @@ WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
 
 
 class Location(NamedTuple):
-    """How a map lies to a region known to matter."""
+    """How a map overlaps a region known to matter."""
 
     share: float
     """Of the map, how much lies inside."""
@@ -69,19 +82,21 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """`map` (*size) sums to one over the input, or is zero where nothing spoke for the target; `scores` and
-    `likeness` say whether to believe it."""
+    """`map` (*size) sums to one over the input, or is zero where nothing supports the target.
+
+    `scores` and `random_correlation` say whether to believe it.
+    """
 
     map: Tensor
-    """What spoke for the target; what spoke against it (a negative value) counts as nothing here."""
+    """Evidence for the target; evidence against it (a negative value) is zero here."""
     tokens: Tensor
-    """One value a placed token."""
+    """One value per placed token."""
     method: str
     options: dict[str, Any]
     target: str
-    prediction: Prediction
+    prediction: Predicted
     scores: Faithfulness
-    likeness: float
+    random_correlation: float
     """Rank correlation with the maps of the same model with random weights: near zero for a map of the model."""
     picture: Tensor
     """What the network saw: (channels, *size) in 0..1."""
@@ -92,11 +107,13 @@ class Explanation:
     """How the map lies to it."""
     label: str | None = None
     """The true class, where it is known."""
+    frame: Frame | None = None
+    """Where the input lies in its file, where there is one: `frame.map_to_file(map)` is the map on its own pixels."""
 
     @property
     def badge(self) -> str | None:
         """A warning, if the map hardly depends on what the model has learnt."""
-        if self.likeness <= ALIKE:
+        if self.random_correlation <= MAX_CORRELATION:
             return None
         return "fails the randomisation check: much the same with random weights, so not about the model"
 
@@ -118,7 +135,7 @@ class Explanation:
 
     def about(self, name: str, label: str | None = None) -> Explanation:
         """The same, with the sample's name and its true class."""
-        return replace(self, prediction=replace(self.prediction, name=name), label=label)
+        return replace(self, prediction=self.prediction.named(name), label=label)
 
     def to_json(self) -> dict[str, Any]:
         scores = {name: value for name, value in asdict(self.scores).items() if not name.endswith("_curve")}
@@ -128,10 +145,10 @@ class Explanation:
             "options": self.options,
             "target": self.target,
             "label": self.label,
-            "predicted": self.prediction.label,
-            "confidence": self.prediction.confidence,
+            "predicted": str(self.prediction),
+            "correct": None if self.label is None else self.prediction.is_right(self.label),
             "scores": scores | {"gain": self.scores.gain},
-            "likeness": round(self.likeness, 4),
+            "random_correlation": round(self.random_correlation, 4),
             "location": None if self.location is None else self.location._asdict(),
             "verdict": self.verdict,
             "trusted": self.trusted,
@@ -184,42 +201,35 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
 
 def explain(
     model: Network,
-    task: Task,
     x: Tensor,
     picture: Tensor,
-    name: str,
-    classes: tuple[str, ...],
     *,
+    prediction: Predicted,
+    target: str,
+    score: Callable[[Any], Tensor],
+    answer: Callable[[Any], Tensor],
     method: str = DEFAULT,
-    target: str | None = None,
     mask: Tensor | None = None,
+    frame: Frame | None = None,
     twins: Sequence[Network] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Explanation:
-    """Explain one prepared input x (1, C, *size). `target` defaults to the predicted class.
+    """Explain one prepared input x (1, C, *size).
 
-    `mask` (*size) is true where the cause is known to lie. `twins` are the model with random weights, made
-    here if not given.
+    `score` gives the number that is explained, (B,), of the network's output; `answer` what the checks watch, such as
+    the probability of `target`. `mask` (*size) is true where the cause is known to lie; `frame` is where the input lies
+    in its file. `twins` are the model with random weights, made here if not given.
     """
     check_method(method, options, model)
-    if target is not None and target not in classes:
-        raise ConfigError(f"there is no class called {target!r}", do=did_you_mean(target, classes))
     model.eval()
-    with torch.inference_mode():
-        probs = task.probabilities(model(x, class_token_only=True))[0].cpu()
-    prediction = Prediction.of(name, probs, classes)
-    number = int(probs.argmax()) if target is None else classes.index(target)
 
     def values_of(network: Network) -> Tensor:
-        case = Case(network, x, lambda z: task.scores(network(z))[:, number])
-        return METHODS[method](case, **options)
+        return METHODS[method](Case(network, x, lambda z: score(network(z))), **options)
 
     values, where = values_of(model), model.token_map(tuple(x.shape[2:]))
     others = [values_of(twin) for twin in (random_twins(model, seed=seed) if twins is None else twins)]
-    scores = faithfulness(
-        lambda z: task.probabilities(model(z, class_token_only=True))[:, number], x, values, where, seed=seed
-    )
+    scores = faithfulness(lambda z: answer(model(z, class_token_only=True)), x, values, where, seed=seed)
     painted = where.paint(values.clamp_min(0))
     painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(
@@ -227,13 +237,14 @@ def explain(
         tokens=values,
         method=method,
         options=options,
-        target=classes[number],
+        target=target,
         prediction=prediction,
         scores=scores,
-        likeness=sum(likeness(values, other) for other in others) / max(len(others), 1),
+        random_correlation=sum(rank_correlation(values, other) for other in others) / max(len(others), 1),
         picture=picture,
         where=where,
         mask=mask,
+        frame=frame,
         location=None if mask is None else locate(painted, mask),
     )
 

@@ -1,8 +1,8 @@
-"""Is a map right about the model? Deletion and insertion (Petsiuk et al., 2018), against random maps.
+"""Faithfulness of a map: deletion and insertion (Petsiuk et al., 2018), compared with random maps.
 
-Deletion takes the places a map calls important away, most important first, and watches the probability
-of the target fall; insertion puts them back onto an empty input and watches it rise. A faithful map has
-low deletion and high insertion. Each is the mean probability along the way (the area under the curve).
+- Deletion removes the most important places first: the probability of the target should fall soon.
+- Insertion adds them first to an empty input: it should rise soon.
+- Each score is the area under the curve. A faithful map has low deletion and high insertion.
 """
 
 from __future__ import annotations
@@ -47,12 +47,21 @@ class Faithfulness:
         """In words, whether to believe the map: its gain must exceed that of random maps by two deviations."""
         if max(self.insertion_curve + self.deletion_curve) - min(self.insertion_curve + self.deletion_curve) < 1e-4:
             return "cannot be tested: the probability never moves, as of a head that is not trained"
-        better = f"better than {round(self.beaten * self.maps)} of {self.maps} random maps"
-        if self.trusted:
-            return better
-        if self.beaten == 1:
-            return f"{better}, but by less than two of their deviations: uncertain"
-        return f"{better} only: do not rely on it"
+        return against_random(round(self.beaten * self.maps), self.maps, "maps", self.trusted)
+
+
+def against_random(beaten: int, count: int, what: str, trusted: bool) -> str:
+    """In words, how a score compares with random ones.
+
+    >>> against_random(8, 8, "maps", trusted=False)
+    'better than 8 of 8 random maps, but by less than two of their deviations: uncertain'
+    """
+    better = f"better than {beaten} of {count} random {what}"
+    if trusted:
+        return better
+    if beaten == count:
+        return f"{better}, but by less than two of their deviations: uncertain"
+    return f"{better} only: do not rely on it"
 
 
 @torch.inference_mode()

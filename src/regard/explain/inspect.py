@@ -1,7 +1,7 @@
-"""What a trained network has learnt, as arrays: its filters, its positions, how far it looks, how loud its tokens are.
+"""What a network has learnt, as arrays; `inspect_draw.py` draws them.
 
-The first three are the ViT paper's Figure 7 (Dosovitskiy et al., 2021); token norms follow Darcet et al.,
-"Vision Transformers Need Registers" (2024). Nothing here draws: see inspect_draw.py.
+- Filters, position similarity and attention distance: the ViT paper's Figure 7 (Dosovitskiy et al., 2021).
+- Token norms: Darcet et al., "Vision Transformers Need Registers" (2024).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def filters(model: nn.Module, count: int = 28) -> Filters:
     kernels of the first convolution are taken.
 
     >>> import regard
-    >>> found = filters(regard.create("vit_nano", classes=3, size=16), count=5)
-    >>> found.pictures.shape, found.source
+    >>> result = filters(regard.create("vit_nano", classes=3, size=16), count=5)
+    >>> result.pictures.shape, result.source
     (torch.Size([5, 3, 4, 4]), 'patch embedding')
     """
     weights, source = _first_weights(model)
@@ -153,8 +153,8 @@ def token_norms(model: Network, x: Tensor) -> TokenNorms:
     """L2 norm of every token of x (B, C, *size) after every block, and the outliers (see `outlier_threshold`).
 
     >>> import regard
-    >>> found = token_norms(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
-    >>> found.norms.shape, found.outliers.shape, int(found.outliers.sum())
+    >>> result = token_norms(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
+    >>> result.norms.shape, result.outliers.shape, int(result.outliers.sum())
     (torch.Size([4, 2, 17]), torch.Size([2, 16]), 0)
     """
     norms: list[Tensor] = []
@@ -187,10 +187,10 @@ def outlier_threshold(norms: Tensor) -> float:
 
 def blocks(model: nn.Module) -> list[EncoderBlock]:
     """The network's encoder blocks, in order; none is an error."""
-    found = [module for module in model.modules() if isinstance(module, EncoderBlock)]
-    if not found:
+    stack = [module for module in model.modules() if isinstance(module, EncoderBlock)]
+    if not stack:
         raise ConfigError(f"{type(model).__name__} has no encoder blocks")
-    return found
+    return stack
 
 
 @contextmanager

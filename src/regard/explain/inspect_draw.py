@@ -1,4 +1,4 @@
-"""The figure of `regard inspect`: the ViT paper's Figure 7, token norms, and what excites the network."""
+"""The figure of `regard inspect`: the ViT paper's Figure 7, token norms and feature visualisations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from regard.drawing import canvas, style
-from regard.explain.draw import DPI, check_ending
-from regard.weights import write_aside
+from regard.drawing import BLUE, GREY, ORANGE, canvas, colour_bar, dress, flat, no_ticks, show, style
+from regard.explain.draw import check_ending, save
 
 if TYPE_CHECKING:
     from regard.explain.inspect import Filters, TokenNorms
     from regard.explain.inspection import Inspection
     from regard.explain.visualise import Visualisation
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#888888"  # Okabe & Ito (2008)
 TILES = 9
 """Most tiles on a side of the picture of position similarities."""
 COLUMNS = 7
@@ -27,26 +25,26 @@ WIDTH, HEIGHT = 12.0, 3.7
 
 
 @style()
-def draw_inspection(found: Inspection, path: Path) -> Path:
+def draw_inspection(inspection: Inspection, path: Path) -> Path:
     """Figure 7 in the first row; norms, norms with registers and excited pictures below, where there are any."""
     check_ending(path)
-    heights = [HEIGHT] * (1 + (found.norms is not None) + (found.registered is not None))
-    heights += [_excited_height(found.excited)] if found.excited else []
+    heights = [HEIGHT] * (1 + (inspection.norms is not None) + (inspection.registered is not None))
+    heights += [_excited_height(inspection.excited)] if inspection.excited else []
     figure = canvas(WIDTH, sum(heights), background="white")
     rows = iter(np.atleast_1d(figure.subfigures(len(heights), 1, height_ratios=heights)))
-    _figure_7(next(rows), found)
-    if found.norms is not None and found.pictures is not None:
-        before, after = found.norms, found.registered
-        # The picture with the loudest token shows most; it stays the same after the registers.
+    _figure_7(next(rows), inspection)
+    if inspection.norms is not None and inspection.pictures is not None:
+        before, after = inspection.norms, inspection.registered
+        # The picture with the largest norm shows most; it stays the same after the registers.
         image, top = int(before.placed[-1].amax(1).argmax()), float(before.placed.max())
-        _norms(next(rows), before, found.pictures[image], image, top, "")
+        _norms(next(rows), before, inspection.pictures[image], image, top, "")
         if after is not None:
             added = after.where.tokens - before.where.tokens
-            title = f" with {added} test-time register{'s' * (added != 1)} ({len(found.neurons)} neurons moved)"
-            _norms(next(rows), after, found.pictures[image], image, top, title)
-    if found.excited:
-        _excited(next(rows), found.excited)
-    return _write(figure, path)
+            title = f" with {added} test-time register{'s' * (added != 1)} ({len(inspection.neurons)} neurons moved)"
+            _norms(next(rows), after, inspection.pictures[image], image, top, title)
+    if inspection.excited:
+        _excited(next(rows), inspection.excited)
+    return save(figure, path)
 
 
 @style()
@@ -55,28 +53,23 @@ def draw_excited(excited: Sequence[Visualisation], path: Path) -> Path:
     check_ending(path)
     figure = canvas(0.6 + 2.5 * min(len(excited), COLUMNS), _excited_height(excited), background="white")
     _excited(figure, excited)
-    return _write(figure, path)
+    return save(figure, path)
 
 
-def _write(figure: Any, path: Path) -> Path:
-    write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format=path.suffix[1:].lower()))
-    return path
-
-
-def _figure_7(figure: Any, found: Inspection) -> None:
+def _figure_7(figure: Any, inspection: Inspection) -> None:
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    if found.filters is None:
+    if inspection.filters is None:
         _note(left, "embedding filters", "nothing in this network\nsees pixels through filters")
     else:
-        _filters(left, found.filters)
-    if found.similarity is None:
+        _filters(left, inspection.filters)
+    if inspection.similarity is None:
         _note(middle, "position similarity", "this network adds no positions")
     else:
-        _similarity(middle, found.similarity)
-    if found.distance is None:
-        _note(right, "attention distance", "needs images" if found.attends else "this network has no attention")
+        _similarity(middle, inspection.similarity)
+    if inspection.distance is None:
+        _note(right, "attention distance", "needs images" if inspection.attends else "this network has no attention")
     else:
-        _distance(right, found.distance, found.uniform)
+        _distance(right, inspection.distance, inspection.uniform)
 
 
 def _note(ax: Any, title: str, text: str) -> None:
@@ -85,17 +78,17 @@ def _note(ax: Any, title: str, text: str) -> None:
     ax.set_axis_off()
 
 
-def _filters(ax: Any, found: Filters) -> None:
-    pictures = [_flat(picture)[0] for picture in found.pictures]
+def _filters(ax: Any, filters: Filters) -> None:
+    pictures = [flat(picture)[0] for picture in filters.pictures.float().cpu().numpy()]
     fine = -(-24 // max(pictures[0].shape))  # each pixel drawn as several, so that the gaps are thin beside it
     pictures = [picture.repeat(fine, 0).repeat(fine, 1) for picture in pictures]
     mosaic = tiles([pictures[n : n + COLUMNS] for n in range(0, len(pictures), COLUMNS)], blank=0.8, gap=3)
-    ax.imshow(mosaic if mosaic.shape[-1] == 3 else mosaic[..., 0], cmap="gray", vmin=0, vmax=1)
-    part = "middle slices; " if found.pictures.ndim == 5 else ""
-    ax.set_title(f"{found.source}: {len(pictures)} principal components", fontsize=10)
-    ax.set_xlabel(f"{part}{found.shares.sum():.0%} of the variance; the first has {found.shares[0]:.0%}", fontsize=9)
-    ax.set_xticks([])
-    ax.set_yticks([])
+    show(ax, mosaic)
+    part = "middle slices; " if filters.pictures.ndim == 5 else ""
+    ax.set_title(f"{filters.source}: {len(pictures)} principal components", fontsize=10)
+    ax.set_xlabel(
+        f"{part}{filters.shares.sum():.0%} of the variance; the first has {filters.shares[0]:.0%}", fontsize=9
+    )
 
 
 def _similarity(ax: Any, similarity: Tensor) -> None:
@@ -117,84 +110,78 @@ def _similarity(ax: Any, similarity: Tensor) -> None:
     ax.set_xlabel("patch column", fontsize=9)
     ax.set_ylabel("patch row", fontsize=9)
     ax.tick_params(labelsize=8, length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    _bar(ax, painted, "cosine similarity")
+    ax.spines[:].set_visible(False)
+    colour_bar(ax, painted, "cosine similarity", shrink=0.8)
 
 
 def _distance(ax: Any, distance: Tensor, uniform: float) -> None:
     for layer, heads in enumerate(distance.tolist()):
         ax.plot([layer] * len(heads), heads, "o", color=BLUE, alpha=0.7, markersize=5, markeredgewidth=0)
-    ax.axhline(uniform, color=ORANGE, linestyle="--", linewidth=1, label="looking everywhere alike")
+    ax.axhline(uniform, color=ORANGE, linestyle="--", linewidth=1, label="uniform attention")
     ax.set_ylim(0, 1.15 * max(uniform, float(distance.max())))
     ax.legend(fontsize=8, frameon=False, loc="lower right")
     ax.set_xlim(-0.5, len(distance) - 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_title("attention distance, one dot a head", fontsize=10)
-    _dress(ax, "layer", "mean attention distance (pixels)")
+    ax.set_title("attention distance, one dot per head", fontsize=10)
+    dress(ax, "layer", "mean attention distance (pixels)", ink="black", fontsize=9)
 
 
-def _norms(figure: Any, found: TokenNorms, picture: Tensor, image: int, top: float, title: str) -> None:
+def _norms(figure: Any, norms: TokenNorms, picture: Tensor, image: int, top: float, title: str) -> None:
     """Input with outliers marked, norms on it, their histogram, and their way through the layers."""
+    from matplotlib.patches import Rectangle
+
     figure.suptitle(f"token norms{title}", fontsize=10)
     left, middle, histogram, layers = figure.subplots(1, 4, width_ratios=(0.8, 0.95, 1, 1))
-    values, marked = found.placed[-1, image], found.outliers[image]
-    plane = int(values.argmax()) // max(1, found.where.places // found.where.grid[0]) if picture.ndim == 4 else None
-    shown, part = _flat(picture, None if plane is None else plane * found.where.cell[0])
-    left.imshow(shown if shown.shape[-1] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
-    field = found.where.paint(values)
-    field = field if plane is None else field[min(plane * found.where.cell[0], len(field) - 1)]
+    values, marked = norms.placed[-1, image], norms.outliers[image]
+    plane = int(values.argmax()) // max(1, norms.where.places // norms.where.grid[0]) if picture.ndim == 4 else None
+    shown, part = flat(picture.float().cpu().numpy(), None if plane is None else plane * norms.where.cell[0])
+    show(left, shown)
+    field = norms.where.paint(values)
+    field = field if plane is None else field[min(plane * norms.where.cell[0], len(field) - 1)]
     painted = middle.imshow(np.atleast_2d(field.numpy()), cmap="viridis", vmin=0, vmax=top)
-    _bar(middle, painted, "norm")
+    colour_bar(middle, painted, "norm", shrink=0.8)
     for token in marked.nonzero().flatten().tolist():
-        box = found.where.box(len(found.where.prefix) + token)
-        if plane is not None and box[0][0] != plane * found.where.cell[0]:
+        box = norms.where.box(len(norms.where.prefix) + token)
+        if plane is not None and box[0][0] != plane * norms.where.cell[0]:
             continue
         (y0, y1), (x0, x1) = [(0, 1), *box][-2:]  # a signal is drawn one pixel high
         for ax in (left, middle):
-            ax.add_patch(_outline(x0, y0, x1, y1))
+            ax.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=ORANGE, linewidth=1.8))
     outliers = f"{int(marked.sum())} outlier{'s' * (int(marked.sum()) != 1)}"
-    for ax, name in ((left, f"image {image + 1} of {len(found.outliers)}{part}"), (middle, f"norm, {outliers} framed")):
+    for ax, name in ((left, f"image {image + 1} of {len(norms.outliers)}{part}"), (middle, f"norm, {outliers} framed")):
         ax.set_title(name, fontsize=9)
-        ax.set_xticks([])
-        ax.set_yticks([])
-    _histogram(histogram, found, top)
-    _through_layers(layers, found)
+    no_ticks(middle)
+    _histogram(histogram, norms, top)
+    _through_layers(layers, norms)
 
 
-def _outline(x0: float, y0: float, x1: float, y1: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=ORANGE, linewidth=1.8)
-
-
-def _histogram(ax: Any, found: TokenNorms, top: float) -> None:
-    ax.hist(found.placed[-1].flatten().numpy(), bins=np.linspace(0, 1.05 * top, 60), color=BLUE)
+def _histogram(ax: Any, norms: TokenNorms, top: float) -> None:
+    ax.hist(norms.placed[-1].flatten().numpy(), bins=np.linspace(0, 1.05 * top, 60), color=BLUE)
     ax.set_yscale("log")
     ax.set_ylim(bottom=0.5)
     ax.yaxis.set_major_formatter("{x:g}")
-    ax.axvline(found.threshold, color=ORANGE, linestyle="--", linewidth=1)
-    count, total = int(found.outliers.sum()), found.outliers.numel()
+    ax.axvline(norms.threshold, color=ORANGE, linestyle="--", linewidth=1)
+    count, total = int(norms.outliers.sum()), norms.outliers.numel()
     ax.set_title(f"last block: {count} of {total:,} tokens are outliers", fontsize=9)
-    ax.text(found.threshold, 0.97, f" outlier from {found.threshold:.0f} ", transform=ax.get_xaxis_transform(),
-            color=ORANGE, fontsize=8, va="top", ha="left" if found.threshold < 0.6 * top else "right")  # fmt: skip
-    _dress(ax, "norm", "tokens of all images")
+    ax.text(norms.threshold, 0.97, f" outlier from {norms.threshold:.0f} ", transform=ax.get_xaxis_transform(),
+            color=ORANGE, fontsize=8, va="top", ha="left" if norms.threshold < 0.6 * top else "right")  # fmt: skip
+    dress(ax, "norm", "tokens of all images", ink="black", fontsize=9)
 
 
-def _through_layers(ax: Any, found: TokenNorms) -> None:
-    depth, prefix = range(len(found.norms)), found.where.prefix
-    lines = [("largest patch", found.placed.flatten(1).amax(1), ORANGE, "o-"),
-             ("median patch", found.placed.flatten(1).median(1).values, BLUE, "o-")]  # fmt: skip
+def _through_layers(ax: Any, norms: TokenNorms) -> None:
+    depth, prefix = range(len(norms.norms)), norms.where.prefix
+    lines = [("largest patch", norms.placed.flatten(1).amax(1), ORANGE, "o-"),
+             ("median patch", norms.placed.flatten(1).median(1).values, BLUE, "o-")]  # fmt: skip
     for token, name in enumerate(prefix[:1] + prefix[1:][-1:]):  # the class token and the last register
         at = 0 if token == 0 else len(prefix) - 1
-        lines.append((name, found.norms[:, :, at].mean(1), ("black", GREY)[token], "s:"))
+        lines.append((name, norms.norms[:, :, at].mean(1), ("black", GREY)[token], "s:"))
     for name, values, colour, kind in lines:
         ax.plot(depth, values.tolist(), kind, color=colour, markersize=4, linewidth=1.2, label=name)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylim(bottom=0)
     ax.legend(fontsize=7, frameon=False)
     ax.set_title("after each block", fontsize=9)
-    _dress(ax, "layer", "norm")
+    dress(ax, "layer", "norm", ink="black", fontsize=9)
 
 
 def _excited_height(excited: Sequence[Visualisation]) -> float:
@@ -207,12 +194,10 @@ def _excited(figure: Any, excited: Sequence[Visualisation]) -> None:
     axes = figure.subplots(rows, min(len(excited), COLUMNS), squeeze=False).flatten()
     figure.suptitle("what excites it most", fontsize=10)
     for ax, item in zip(axes[: len(excited)], excited, strict=True):
-        shown, part = _flat(item.picture)
-        ax.imshow(shown if shown.shape[-1] == 3 else shown[..., 0], cmap="gray", vmin=0, vmax=1)
+        shown, part = flat(item.picture.detach().float().cpu().numpy())
+        show(ax, shown)
         ax.set_title(f"{item.target}{part}", fontsize=9)
         ax.set_xlabel(f"excitement {item.after:.3g}\n(natural noise {item.noise:.3g})", fontsize=8)
-        ax.set_xticks([])
-        ax.set_yticks([])
     for ax in axes[len(excited) :]:
         ax.set_axis_off()
 
@@ -235,30 +220,3 @@ def tiles(rows: list[list[np.ndarray]], blank: float, gap: int = 1) -> np.ndarra
             top, left = r * (height + gap), c * (width + gap)
             field[top : top + height, left : left + width] = picture
     return field
-
-
-def _flat(picture: Tensor, slice_: int | None = None) -> tuple[np.ndarray, str]:
-    """(channels, *size) as (H, W, 1 or 3), and which slice of a volume (the middle one, if not said) that is."""
-    values, part = picture.detach().float().cpu().numpy(), ""
-    if values.ndim == 4:
-        at = values.shape[1] // 2 if slice_ is None else min(slice_, values.shape[1] - 1)
-        values, part = values[:, at], f", slice {at + 1} of {values.shape[1]}"
-    if values.ndim == 2:
-        values = values[:, None]
-    if len(values) not in (1, 3):
-        values = values.mean(0, keepdims=True)
-    return values.transpose(1, 2, 0), part
-
-
-def _bar(ax: Any, painted: Any, label: str) -> None:
-    bar = ax.figure.colorbar(painted, ax=ax, shrink=0.8)
-    bar.set_label(label, fontsize=8)
-    bar.ax.tick_params(labelsize=7)
-
-
-def _dress(ax: Any, x: str, y: str) -> None:
-    ax.set_xlabel(x, fontsize=9)
-    ax.set_ylabel(y, fontsize=9)
-    ax.tick_params(labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(color=GREY, alpha=0.25, linewidth=0.6)

@@ -1,4 +1,4 @@
-"""A network looked into: everything `regard inspect` measures, in one place and one figure."""
+"""All that `regard inspect` measures, and its figure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.console import columns
 from regard.data import Preparation, open_source
+from regard.data.source import UNLABELLED
 from regard.errors import ConfigError, DataError, RegardError
 from regard.explain.inspect import (
     Filters,
@@ -61,7 +62,7 @@ class Inspection:
         return draw_inspection(self, Path(path))
 
     def describe(self) -> str:
-        """The figures in words and a table: a row a layer."""
+        """The figures in words and a table, one row per layer."""
         lines = []
         if self.filters is not None:
             shares = self.filters.shares
@@ -74,7 +75,7 @@ class Inspection:
         lines += [_outliers("token norms", self.norms)]
         if self.registered is not None:
             lines += [_outliers(f"with test-time registers, {len(self.neurons)} neurons moved", self.registered)]
-        lines += [f"attention distance in pixels; {self.uniform:.1f} is looking everywhere alike", ""]
+        lines += [f"attention distance in pixels; {self.uniform:.1f} is uniform attention", ""]
         header = ("layer", "nearest head", "mean", "farthest head", "median norm", "largest norm", "outliers")
         rows = []
         for layer, (heads, placed) in enumerate(zip(self.distance, self.norms.placed, strict=True)):
@@ -102,8 +103,8 @@ def inspect_model(
     measures token norms again, where there are outliers. `tick` is told how many pictures are done.
 
     >>> import regard
-    >>> found = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
-    >>> found.distance.shape, round(found.uniform, 2), len(found.describe().splitlines())
+    >>> result = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
+    >>> result.distance.shape, round(result.uniform, 2), len(result.describe().splitlines())
     (torch.Size([4, 4]), 8.03, 9)
     """
     if registers < 0:
@@ -126,20 +127,20 @@ def inspect_model(
             norms.append(token_norms(model, x))
         reach.append(len(x) * attention_distance(tape, where))
         tick(start + len(x))
-    found = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
-    if not registers or not found.norms or not found.norms.outliers.any():
-        return found
-    few = pictures[found.norms.outliers.any(1)][:BATCH]  # those with outliers show which neurons make them
+    result = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
+    if not registers or not result.norms or not result.norms.outliers.any():
+        return result
+    few = pictures[result.norms.outliers.any(1)][:BATCH]  # those with outliers show which neurons make them
     neurons = find_register_neurons(model, normalise(few).to(device))
     changed = with_test_time_registers(model, neurons, registers)
     after = _joined([token_norms(changed, normalise(part).to(device)) for part in pictures.split(BATCH)])
     # The same cut as before: a lower one, from calmer tokens, would make outliers of ordinary tokens.
-    return replace(found, neurons=tuple(neurons), registered=replace(after, threshold=found.norms.threshold))
+    return replace(result, neurons=tuple(neurons), registered=replace(after, threshold=result.norms.threshold))
 
 
-def _outliers(name: str, found: TokenNorms) -> str:
-    count, total = int(found.outliers.sum()), found.outliers.numel()
-    return f"{name}: {count:,} of {total:,} tokens are outliers (norm above {found.threshold:.1f}) after the last block"
+def _outliers(name: str, norms: TokenNorms) -> str:
+    count, total = int(norms.outliers.sum()), norms.outliers.numel()
+    return f"{name}: {count:,} of {total:,} tokens are outliers (norm above {norms.threshold:.1f}) after the last block"
 
 
 def _joined(parts: list[TokenNorms]) -> TokenNorms:
@@ -156,8 +157,10 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> T
     if not Path(run).expanduser().is_dir():
         raise DataError("a checkpoint file knows no images", where=run, do="give images")
     folder = Run.open(run)
-    data, config, _ = folder.read_config()
-    rows, source = folder.read_rows("splits.csv"), open_source(data, config.labelled)
+    rows = folder.read_rows("splits.csv")
+    if not rows or "label" not in rows[0]:
+        raise DataError("the run has no images", where=run, do="give images")
+    source = open_source(folder.read_config().data, labels=rows[0]["label"] not in UNLABELLED)
     number = {sample.key: n for n, sample in enumerate(source.samples)}
     splits = {row["split"] for row in rows}
     names = [row["name"] for row in rows if row["split"] == ("test" if "test" in splits else "val")]

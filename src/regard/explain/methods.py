@@ -1,8 +1,8 @@
-"""Seven ways to one number a token: how much each place had to do with what the network answered.
+"""Seven explanation methods, each giving one value per token for one score: the target's logit.
 
-Four read the recorded attention (and its gradients) and nothing else; three ask the network itself, and so
-suit networks without attention too. All
-of them explain one score, the target's logit, and none needs to be told a layer or a shape.
+- Four use the recorded attention and its gradients only.
+- Three (Grad-CAM, integrated gradients, occlusion) also suit networks without attention.
+- None needs a layer name or a reshape function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Does a map show the model or only the picture? Explained again with random weights, it must change.
+"""The randomisation check: a map must change when the model's weights are random.
 
-Adebayo et al., "Sanity checks for saliency maps" (2018): a method whose map stays the same when everything
-the model learnt is thrown away draws edges, not reasons.
+Adebayo et al., "Sanity checks for saliency maps" (2018): a method whose map stays the same shows edges of the picture,
+not what the model learnt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.networks.base import Network
 
 TWINS = 2
-ALIKE = 0.5
+MAX_CORRELATION = 0.5
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Netw
     return twins
 
 
-def likeness(one: Tensor, other: Tensor) -> float:
+def rank_correlation(one: Tensor, other: Tensor) -> float:
     """Spearman's rank correlation of two maps, ties ranked by their mean; of a constant map, zero."""
     a, b = (_ranks(t) - (len(t) - 1) / 2 for t in (one, other))
     scale = (a.square().sum() * b.square().sum()).sqrt()

@@ -1,10 +1,13 @@
 """Feature visualisation: the input that most excites a class, a head or a token.
 
-Olah, Mordvintsev & Schubert, "Feature Visualization" (2017): gradient ascent on a picture, kept natural by
-four regularisers. The picture is made of waves whose strength falls as 1/frequency, so that coarse shapes
-come as easily as fine ones; it must excite under small random shifts, turns and zooms; its total
-variation is paid for, and so is its distance from the mean of the training data. Departures: channels are
-not decorrelated (their correlation differs between data sets); volumes are not turned.
+Olah, Mordvintsev & Schubert, "Feature Visualization" (2017): gradient ascent on a picture with four regularisers:
+
+- the picture is made in Fourier space with amplitudes 1/frequency, so that coarse shapes come as easily as fine ones;
+- it is seen under small random shifts, rotations and zooms;
+- total variation is penalised;
+- so is the distance from the mean of the training data.
+
+Departures: channels are not decorrelated (their correlation differs between datasets); volumes are not rotated.
 """
 
 from __future__ import annotations
@@ -121,8 +124,8 @@ def visualise(
 
     >>> import regard
     >>> model = regard.create("vit_nano", classes=2, size=(16, 24))
-    >>> found = visualise(model, (0.5,) * 3, (0.25,) * 3, layer=3, head=1, steps=20)
-    >>> found.picture.shape, found.target, found.after > found.before
+    >>> result = visualise(model, (0.5,) * 3, (0.25,) * 3, layer=3, head=1, steps=20)
+    >>> result.picture.shape, result.target, result.after > result.before
     (torch.Size([3, 16, 24]), 'layer 3, head 1', True)
     """
     where = model.token_map()

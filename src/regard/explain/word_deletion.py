@@ -1,8 +1,8 @@
-"""Are the words right that an explanation calls relevant? Take them away, and see the translation become unlikely.
+"""Deletion (Petsiuk et al., 2018) for sentences: is the order of relevant source words faithful?
 
-Deletion (Petsiuk et al., 2018) for sentences: the words of a source are taken away, the most relevant first, while the
-log-probability of the translation that the whole source has is watched. A faithful order makes it fall sooner than
-random orders do. Scores are means over the translation's tokens, in nats.
+- Source words are removed, the most relevant first, and the log-probability of the translation is followed.
+- A faithful order makes it fall sooner than random orders do.
+- Scores are means over the translation's tokens, in nats.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.explain.words import WordAttention
+from regard.explain.faithfulness import against_random
+from regard.explain.word_attention import WordAttention
 from regard.networks.decoding import evaluating
 from regard.networks.translator import Translator
 
 
 @dataclass(frozen=True)
 class WordDeletion:
-    """What became of the translation's log-probability (nats a token) as words of the source were taken away."""
+    """What became of the translation's log-probability (nats per token) as words of the source were taken away."""
 
     removed: tuple[int, ...]
     """How many words were away at each point, from none to all."""
@@ -45,7 +46,7 @@ class WordDeletion:
 
     @property
     def gain(self) -> float:
-        """The mean of these, in nats a token: zero for an order that knows nothing, positive for one that does."""
+        """The mean of these, in nats per token: zero for an order that knows nothing, positive for one that does."""
         return sum(self.gains) / len(self.gains)
 
     @property
@@ -63,12 +64,7 @@ class WordDeletion:
         """In words, whether to believe the order."""
         if max(self.curve) - min(self.curve) < 1e-4 or max(self.gains) - min(self.gains) < 1e-6:
             return "cannot be tested: no order of taking words away differs from another"
-        better = f"better than {sum(gain > 0 for gain in self.gains)} of {len(self.gains)} random orders"
-        if self.trusted:
-            return better
-        if min(self.gains) > 0:
-            return f"{better}, but by less than two of their deviations: uncertain"
-        return f"{better} only: do not rely on it"
+        return against_random(sum(gain > 0 for gain in self.gains), len(self.gains), "orders", self.trusted)
 
 
 @torch.inference_mode()
@@ -91,7 +87,7 @@ def word_deletion(
     values = attention.relevance() if relevance is None else relevance.detach().float().cpu()
     groups, names = torch.tensor(attention.source.groups), attention.source.words
     if len(values) != len(names):
-        raise ConfigError(f"{len(values)} numbers for {len(names)} words", do="give one a word, special tokens too")
+        raise ConfigError(f"{len(values)} numbers for {len(names)} words", do="give one per word, special tokens too")
     if orders < 2 or steps < 1:
         raise ConfigError(f"orders={orders} and steps={steps} are too few", do="give at least 2 orders and 1 step")
     said = torch.tensor([piece.word >= 0 for piece in attention.source.pieces])

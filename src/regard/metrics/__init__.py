@@ -1,4 +1,4 @@
-"""Figures with intervals: what a model scored, on how many samples, and how sure that is."""
+"""Figures with 95 % intervals and the number of samples they are from."""
 
 from regard.metrics.classification import Figure, Summary, auroc, repeated, summarise, wilson
 from regard.metrics.paired import Comparison, mcnemar, paired_bootstrap

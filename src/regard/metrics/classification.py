@@ -1,9 +1,9 @@
 """Classification figures, each with a 95 % interval.
 
-Intervals hold near the edges too, where a bootstrap of perfect predictions would claim certainty: shares
-have Wilson's, balanced accuracy combines the classes' Wilson intervals, a class's AUROC has Newcombe's.
-Means are bootstrapped over samples; such a figure is one function of sample weights: all ones for the value,
-the number of times each sample was drawn for a resample.
+- Proportions have Wilson intervals, which hold near 0 and 1 where a bootstrap of perfect predictions claims certainty.
+- Balanced accuracy combines the classes' Wilson intervals; the AUROC of a class has Newcombe's.
+- Means are bootstrapped over samples: a figure is a function of sample weights, all ones for the value, and the number
+  of times each sample was drawn for a resample.
 """
 
 import math
@@ -37,7 +37,7 @@ class Summary:
     confusion: np.ndarray
     """Counts: rows are the true classes, columns the predicted ones."""
     reliability: np.ndarray
-    """One row a confidence bin: mean confidence, accuracy, samples."""
+    """One row per confidence bin: mean confidence, accuracy, samples."""
 
 
 def wilson(hits: float, n: int, z: float = 1.959964) -> Figure:

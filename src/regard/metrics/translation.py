@@ -1,19 +1,19 @@
-"""Translation figures, each with a 95 % interval: BLEU and chrF as sacreBLEU computes them, exact matches, perplexity.
+"""Translation figures, each with a 95 % interval: BLEU, chrF, exact matches and perplexity.
 
-sacreBLEU (Post, 2018) scores; here its counts of every sentence are kept, so that resampling sentences is arithmetic
-on them. Draws are those of sacreBLEU's own tests with its own seed, so that their results agree.
+sacreBLEU (Post, 2018) computes the scores. Its counts per sentence are kept, so that a bootstrap resample is a sum.
+Resamples use sacreBLEU's own seed, so that results agree with its tests.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from regard.errors import DataError, missing
-from regard.metrics.classification import Figure
-from regard.metrics.paired import Comparison, wilson
+from regard.metrics.classification import Figure, wilson
+from regard.metrics.paired import Comparison
 
 SEED = 12345
 RESAMPLES = 1000

@@ -20,6 +20,8 @@ class NetworkConfig:
     """Fields that the name of a model decides: weights loaded under that name must agree with them."""
     can_checkpoint: ClassVar[bool] = False
     """Whether it can recompute its activations in the backward pass."""
+    can_compile: ClassVar[bool] = True
+    """Whether compiling it on a GPU pays."""
 
 
 @dataclass(frozen=True)

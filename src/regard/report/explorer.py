@@ -26,14 +26,19 @@ def explorer(run: Run, items: list[dict[str, Any]]) -> str:
         else:
             about = f"{item['name']}: predicted {item['predicted']}, true {item['label']}"
             shown.append({"name": about, **record})
+    return interactive("explorer", _SECTION, shown, missing)
+
+
+def interactive(name: str, section: str, shown: list[dict[str, Any]], missing: list[str]) -> str:
+    """A section with its data and the script NAME.js, or only a note on what is missing where nothing is shown."""
     note = f"<p>Not shown here: {escape('; '.join(missing))}.</p>" if missing else ""
     if not shown:
         return note
     # Inside a script only "<" could end it; as an escape it is the same string to JSON.
     data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    script = (files("regard.report") / "explorer.js").read_text(encoding="utf-8")
-    return f"""{_SECTION}{note}
-<script type="application/json" id="explorer-data">{data}</script>
+    script = (files("regard.report") / f"{name}.js").read_text(encoding="utf-8")
+    return f"""{section}{note}
+<script type="application/json" id="{name}-data">{data}</script>
 <script>
 {script}</script>"""
 

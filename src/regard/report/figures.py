@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 
-from regard.drawing import canvas, style
-
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe & Ito (2008)
-INK = "#123457"  # stands for the page's text colour, whatever that is
-
-
-def dress(ax: Any, x: str, y: str) -> None:
-    """Axes with names, in the page's colour of text."""
-    ax.set_facecolor("none")
-    ax.set_xlabel(x, color=INK)
-    ax.set_ylabel(y, color=INK)
-    ax.tick_params(colors=INK)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(INK)
-    ax.grid(color=GREY, alpha=0.25, linewidth=0.6)
+from regard.drawing import BLUE, GREEN, GREY, INK, ORANGE, canvas, colour_bar, dress, shorten, style, to_svg
 
 
 def name_curves(ax: Any, *names: tuple[str, str]) -> None:
@@ -30,21 +15,10 @@ def name_curves(ax: Any, *names: tuple[str, str]) -> None:
         ax.text(0.0, 1.02 + 0.085 * n, text, transform=ax.transAxes, va="bottom", color=colour)
 
 
-def to_svg(figure: Any) -> str:
-    """The figure as SVG that takes the colour of the text around it."""
-    import matplotlib
-
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
-
-
 @style()
 def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     """Loss and validation accuracy against epochs."""
-    figure = canvas(8.4, 3.0, background="none")
+    figure = canvas(8.4, 3.0)
     left, right = figure.subplots(1, 2)
     epochs = [int(row["epoch"]) for row in rows]
     dot = "o" if len(rows) == 1 else ""
@@ -67,7 +41,7 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
 @style()
 def losses(rows: list[dict[str, str]], best_epoch: int | None, what: str, train: str = "train") -> str:
     """A loss against epochs."""
-    figure = canvas(5.6, 3.2, background="none")
+    figure = canvas(5.6, 3.2)
     ax = figure.subplots()
     epochs, dot = [int(row["epoch"]) for row in rows], "o" if len(rows) == 1 else ""
     for column, colour in (("train_loss", BLUE), ("val_loss", ORANGE)):
@@ -85,34 +59,29 @@ def confusion(counts: np.ndarray, classes: list[str]) -> str:
     """The confusion matrix, rows normalised, with counts written in while they can be read."""
     n = len(classes)
     side = min(9.0, 2.2 + 0.36 * n)
-    figure = canvas(side + 0.8, side, background="none")
+    figure = canvas(side + 0.8, side)
     ax = figure.subplots()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     painted = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
     ticks = range(n) if n <= 30 else range(0, n, -(-n // 20))
     slanted = n > 10 or max(map(len, classes)) > 4
-    names = [_short(classes[t]) for t in ticks]
+    names = [shorten(classes[t], 16) for t in ticks]
     ax.set_xticks(list(ticks), names, rotation=45 if slanted else 0, ha="right" if slanted else "center")
     ax.set_yticks(list(ticks), names)
     if n <= 20:
-        for row in range(n):
-            for column in range(n):
-                if counts[row, column]:
-                    dark = share[row, column] < 0.55
-                    ax.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=8,
-                            color="white" if dark else "black")  # fmt: skip
+        for row, column in np.argwhere(counts):
+            colour = "white" if share[row, column] < 0.55 else "black"
+            ax.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=8, color=colour)
     dress(ax, "predicted", "true")
     ax.grid(False)
-    bar = figure.colorbar(painted, ax=ax, shrink=0.8)
-    bar.set_label("share of the true class", color=INK)
-    bar.ax.tick_params(colors=INK)
+    colour_bar(ax, painted, "share of the true class", ink=INK, shrink=0.8)
     return to_svg(figure)
 
 
 @style()
 def reliability(rows: np.ndarray) -> str:
     """Accuracy against confidence; on the diagonal a model means what it says."""
-    figure = canvas(3.9, 3.5, background="none")
+    figure = canvas(3.9, 3.5)
     ax = figure.subplots()
     ax.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
     size = 12 + 180 * rows[:, 2] / rows[:, 2].max()
@@ -128,7 +97,7 @@ def reliability(rows: np.ndarray) -> str:
 def recalls(per_class: dict[str, Any]) -> str:
     """Recall of each class with its interval."""
     names = list(per_class)
-    figure = canvas(4.6, max(2.0, 0.5 + 0.27 * len(names)), background="none")
+    figure = canvas(4.6, max(2.0, 0.5 + 0.27 * len(names)))
     ax = figure.subplots()
     for row, name in enumerate(names):
         recall = per_class[name]["recall"]
@@ -136,7 +105,7 @@ def recalls(per_class: dict[str, Any]) -> str:
             continue
         ax.plot([100 * recall["low"], 100 * recall["high"]], [row, row], color=BLUE, linewidth=2, alpha=0.5)
         ax.plot([100 * recall["value"]], [row], "o", color=BLUE, markersize=5)
-    ax.set_yticks(range(len(names)), [_short(name) for name in names])
+    ax.set_yticks(range(len(names)), [shorten(name, 16) for name in names])
     ax.invert_yaxis()
     dress(ax, "recall (%), 95 % interval", "class")
     return to_svg(figure)
@@ -145,7 +114,7 @@ def recalls(per_class: dict[str, Any]) -> str:
 @style()
 def shots(rows: list[dict[str, Any]]) -> str:
     """Few-shot accuracy against shots, and the probes on all training images as lines across; bands are intervals."""
-    figure = canvas(5.6, 3.6, background="none")
+    figure = canvas(5.6, 3.6)
     ax = figure.subplots()
     few = [row for row in rows if row["probe"] == "few_shot"]
     at = [row["shots"] for row in few]
@@ -165,7 +134,3 @@ def shots(rows: list[dict[str, Any]]) -> str:
     ax.minorticks_off()
     dress(ax, "training images a class", "accuracy (%), 95 % interval")
     return to_svg(figure)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 16 else name[:15] + "…"

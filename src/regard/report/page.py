@@ -21,9 +21,7 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
     write_text(run.path / "report.html", _page(run, where, config, origins, data, summary, page))
 
 
-def _page(
-    run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page
-) -> str:
+def _page(run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page) -> str:
     environment = run.read_json("environment.json")
     settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
     chosen = [row for row in settings if row[2] != "default"]
@@ -66,7 +64,8 @@ def _card(run: Run, where: str, config: RunConfig, data: Any, summary: Any, page
 
 **Model.** {config.model.model}: {summary["parameters"]:,} parameters.
 
-{_origin(run)}**Data.** {where} ({data["recognised_by"]}); {counts}. {data["splits"]}. Fingerprint `{data["fingerprint"]}`.
+{_origin(run)}**Data.** {where} ({data["recognised_by"]}); {counts}. {data["splits"]}.
+Fingerprint `{data["fingerprint"]}`.
 {" ".join(data["findings"])}
 
 **Figures.** {page.headline_text}, with 95 % intervals:

@@ -132,7 +132,7 @@
         cell.onclick = () => { columns()[0].children[row].focus(); };
         return cell;
       })),
-      svg("rect", { id: "words-frame", fill: "none", stroke: "#D55E00", "stroke-width": 2.5 }),
+      svg("rect", { id: "words-frame", fill: "none", "stroke-width": 2.5 }),
     );
     matrix.place = (row, column, rows, across) =>
       ({ x: left + column * side, y: top + row * side, width: across * side, height: rows * side });

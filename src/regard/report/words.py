@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from html import escape
-from importlib.resources import files
 from typing import Any
+
+from regard.report.explorer import interactive
 
 
 def words_explorer(items: list[dict[str, Any]]) -> str:
@@ -27,21 +26,12 @@ def words_explorer(items: list[dict[str, Any]]) -> str:
         else:
             # Texts, spans and numbers of tokens are for `from_json`; the page needs what is seen.
             sides = {
-                side: {part: found[part] for part in ("tokens", "words", "groups")}
-                for side, found in item["sentences"].items()
+                side: {part: sentence[part] for part in ("tokens", "words", "groups")}
+                for side, sentence in item["sentences"].items()
             }
             kept = {part: item[part] for part in ("kinds", "data", "verdict") if part in item}
             shown.append({"name": name, "sentences": sides, **kept})
-    note = f"<p>Not shown here: {escape('; '.join(missing))}.</p>" if missing else ""
-    if not shown:
-        return note
-    # Inside a script only "<" could end it; as an escape it is the same string to JSON.
-    data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    script = (files("regard.report") / "words.js").read_text(encoding="utf-8")
-    return f"""{_SECTION}{note}
-<script type="application/json" id="words-data">{data}</script>
-<script>
-{script}</script>"""
+    return interactive("words", _SECTION, shown, missing)
 
 
 _SECTION = """<section id="words" hidden>

@@ -96,7 +96,9 @@ def _fit(job: dict[str, Any], processes: int, restarts: int, timeout: float, out
             storage_path=notes,
             failure_config=FailureConfig(max_failures=restarts),
             logging_config=LoggingConfig(log_level="ERROR"),
-            worker_runtime_env={"env_vars": {STOP_FILE: str(stop_file)} | ({} if "RAY_ADDRESS" in os.environ else LOOPBACK)},
+            worker_runtime_env={
+                "env_vars": {STOP_FILE: str(stop_file)} | ({} if "RAY_ADDRESS" in os.environ else LOOPBACK)
+            },
         ),
     )
     try:

@@ -203,7 +203,8 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
     many = f" and {world.size - 1} more processes" if world.size > 1 else ""
     name = task.job.config.model.model
     progress.say(
-        f"{name}: {task.parameters:,} parameters{some}, {task.input_words}, on {task.device}{many}; run folder {run.path}"
+        f"{name}: {task.parameters:,} parameters{some}, {task.input_words}, on {task.device}{many}; "
+        f"run folder {run.path}"
     )
     validation = task.loader("val", world)
     training = make_training(task, validation, RunWriter(run, task, world), progress, world)

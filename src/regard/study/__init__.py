@@ -1,7 +1,7 @@
-"""Comparisons that one run cannot make: the same recipe over models, amounts of data and seeds; and why attention."""
+"""Studies: the same recipe over models, amounts of data and seeds; and experiments on why attention works."""
 
 from regard.study.attention import attention_study
-from regard.study.plan import Study, Trial, data_size, norm, positions
+from regard.study.design import Study, Trial, data_size, norm, positions
 from regard.study.result import Result
 from regard.study.run import run_study
 

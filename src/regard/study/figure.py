@@ -1,25 +1,23 @@
-"""A study's one figure: accuracy against training images, or one row an arm where there is one size only."""
+"""A study's figure: accuracy against training images, or one row per arm where there is one size only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.drawing import canvas, style
-from regard.report.figures import dress, to_svg
+from regard.drawing import COLOURS, GREY, canvas, dress, style, to_svg
 from regard.weights import write_aside, write_text
 
 if TYPE_CHECKING:
     from regard.study.result import Result
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe & Ito (2008)
 DPI = 160
 
 
 @style()
 def draw(result: Result) -> None:
     """Write study.svg and study.png."""
-    figure = canvas(6.4, 4.0, background="none")
+    figure = canvas(6.4, 4.0)
     ax = figure.subplots()
     sizes = sorted({point.images for point in result.points})
     (_curves if len(sizes) > 1 else _rows)(ax, result)
@@ -34,7 +32,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def _curves(ax: Any, result: Result) -> None:
-    """A line an arm over a log axis, with a band of one deviation over seeds."""
+    """One line per arm over a log axis, with a band of one deviation over seeds."""
     sizes = sorted({point.images for point in result.points})
     ends: list[tuple[float, str, str]] = []
     for number, arm in enumerate(result.study.arms):
@@ -57,7 +55,7 @@ def _curves(ax: Any, result: Result) -> None:
         at = max(y, at + 0.055 * (high - low))
         ax.annotate(arm, (sizes[-1], at), (7, 0), textcoords="offset points", color=colour, va="center")
     if any(point.deviation is not None for point in result.points):
-        ax.set_title("band: one deviation over seeds", fontsize=8, color="#888888", loc="left")
+        ax.set_title("band: one deviation over seeds", fontsize=8, color=GREY, loc="left")
 
 
 def _rows(ax: Any, result: Result) -> None:

@@ -1,4 +1,4 @@
-"""What a study keeps between two calls: what it was begun as, and what of it is finished."""
+"""What a study keeps between two calls: its settings, and the results that are finished."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def keep_plan(out: Path, plan: dict[str, Any]) -> None:
     write_text(path, to_json(plan))
 
 
-def kept(path: Path | None, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` found: read from the file if it is there and of the same settings, else made and written to it.
+def cached(path: Path | None, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of `make`: read from the file if that has the same settings, else made and written to it.
 
-    >>> made = [kept(tmp / "cell.json", {"steps": 3}, lambda: print("made") or {"loss": 0.5}) for _ in range(2)]
+    >>> made = [cached(tmp / "cell.json", {"steps": 3}, lambda: print("made") or {"loss": 0.5}) for _ in range(2)]
     made
     >>> made
     [{'loss': 0.5}, {'loss': 0.5}]
@@ -40,8 +40,8 @@ def kept(path: Path | None, settings: dict[str, Any], make: Callable[[], dict[st
     if path is not None and path.is_file():
         stored = read_json(path)
         if stored.get("settings") == settings:
-            return stored["found"]
-    found = make()
+            return stored["result"]
+    result = make()
     if path is not None:
-        write_text(path, to_json({"settings": settings, "found": found}))
-    return found
+        write_text(path, to_json({"settings": settings, "result": result}))
+    return result

@@ -1,4 +1,4 @@
-"""What a study's runs say together: means, deviations, who is ahead where, and where curves cross."""
+"""A study's result over all runs: means, deviations, which arm is ahead, and where curves cross."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.study.plan import Study, Trial
+from regard.study.design import Study, Trial
 from regard.weights import Run, write_text
 
 
@@ -53,31 +53,31 @@ class Result:
     @property
     def points(self) -> list[Point]:
         """In the order of arms and sizes."""
-        found: dict[tuple[str, int], list[float]] = {}
+        groups: dict[tuple[str, int], list[float]] = {}
         for row in self.rows:
-            found.setdefault((row["arm"], row["images"]), []).append(row["accuracy"])
+            groups.setdefault((row["arm"], row["images"]), []).append(row["accuracy"])
         points = [
             Point(arm, images, statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else None, len(v))
-            for (arm, images), v in found.items()
+            for (arm, images), v in groups.items()
         ]
         order = list(self.study.arms)
         return sorted(points, key=lambda point: (order.index(point.arm), point.images))
 
     def gaps(self, one: str, other: str) -> list[Gap]:
         """By size: accuracy of `one` less that of `other`. The same seed has the same images for both."""
-        found: dict[tuple[str, int, int], float] = {
+        accuracy: dict[tuple[str, int, int], float] = {
             (row["arm"], row["images"], row["seed"]): row["accuracy"] for row in self.rows
         }
         gaps = []
         for images in sorted({row["images"] for row in self.rows}):
-            seeds = [s for a, n, s in found if (a, n) == (one, images) and (other, images, s) in found]
-            if values := [found[one, images, s] - found[other, images, s] for s in seeds]:
+            seeds = [s for a, n, s in accuracy if (a, n) == (one, images) and (other, images, s) in accuracy]
+            if values := [accuracy[one, images, s] - accuracy[other, images, s] for s in seeds]:
                 error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
                 gaps.append(Gap(images, statistics.fmean(values), error, len(values)))
         return gaps
 
-    def says(self) -> list[str]:
-        """The result in sentences: one a pair of arms, and what to be careful about."""
+    def summary(self) -> list[str]:
+        """The result in sentences: one per pair of arms, and caveats."""
         lines = [compare(a, b, self.gaps(a, b)) for a, b in itertools.combinations(self.study.arms, 2)]
         lines = [line for line in lines if line]
         seeds = {point.seeds for point in self.points}
@@ -90,13 +90,13 @@ class Result:
         return lines
 
     def write(self) -> None:
-        """study.csv (a row a run), study.json, study.md and the figure."""
+        """study.csv (one row per run), study.json, study.md and the figure."""
         from regard.study.figure import draw
 
         folder, study = Run(self.study.out), self.study
         folder.write_rows("study.csv", self.rows)
         folder.write_json("study.json", {
-            "kind": study.kind, "data": study.data, "settings": study.settings, "says": self.says(),
+            "kind": study.kind, "data": study.data, "settings": study.settings, "summary": self.summary(),
             "points": [point._asdict() for point in self.points], "failed": self.failed,
         })  # fmt: skip
         write_text(study.out / "study.md", self.markdown())
@@ -110,11 +110,11 @@ class Result:
             for p in self.points
         )
         shared = " ".join(f"--{n.replace('_', '-')} {shlex.quote(str(v))}" for n, v in self.study.settings.items())
-        says = "\n".join(f"- {line}" for line in self.says())
+        lines = "\n".join(f"- {line}" for line in self.summary())
         seconds = sum(row["seconds"] for row in self.rows)
         return f"""# {self.study.kind} on {self.study.data}
 
-{says}
+{lines}
 
 | | training images | test accuracy, mean | deviation over seeds, points | seeds |
 |---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""Makes a study's runs, some at a time; what is finished is kept, so it can be stopped and go on."""
+"""Executes the runs of a study, several at a time. Finished runs are kept: a stopped study can be resumed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from regard import api
+from regard import api, tasks
 from regard.console import Progress, time_left
 from regard.data import Scan, split
 from regard.errors import ConfigError, DivergedError
-from regard.recipes.settle import check_settings, settle
+from regard.run.settle import check_settings, settle
+from regard.study.design import Study, Trial
 from regard.study.keep import keep_plan
-from regard.study.plan import Study, Trial
 from regard.study.result import Result, collect
 from regard.weights import Run
 
@@ -25,9 +25,9 @@ STEPS_OF_TWO = 5
 
 
 def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
-    """Make the runs that are not there yet and write what they say: study.csv, .json, .md, .svg and .png.
+    """Execute the runs that are missing and write the result: study.csv, .json, .md, .svg and .png.
 
-    `jobs` of them are made at a time. A run whose loss becomes no number is counted as failed, not left out in silence.
+    `jobs` of them are made at a time. A run whose loss becomes NaN is counted as failed.
 
     >>> from regard.study import norm
     >>> study = norm("digits", (40, 80), seeds=1, epochs=1, depth=1, out=tmp / "study")
@@ -37,17 +37,17 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     if jobs < 1:
         raise ConfigError(f"jobs={jobs}: at least one run is made at a time")
     progress, failed = Progress(quiet), dict[str, str]()
-    found = api.check(study.data, quiet=quiet)
-    if not isinstance(found, Scan):
+    scan = api.check(study.data, quiet=quiet)
+    if not isinstance(scan, Scan):
         raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
-    found.require_readable()
-    study = _settled(study, found)
-    _keep_plan(study, found)
+    scan.require_usable()
+    study = _settled(study, scan)
+    _keep_plan(study, scan)
     trials, start, made = study.trials(), time.monotonic(), 0
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
-        for trial, future in _made(study, found, waiting, jobs):
+        for trial, future in _made(study, scan, waiting, jobs):
             try:
                 accuracy = future.result()
             except DivergedError as error:
@@ -57,7 +57,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
             said = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
             progress.say(f"run {made}/{len(waiting)}: {trial}: {said}; {time_left(left)}")
     except KeyboardInterrupt:
-        progress.say(f"stopped with {len(waiting) - made} runs to go; the same command goes on")
+        progress.say(f"stopped with {len(waiting) - made} runs to go; run the same command to resume")
         raise
     finally:
         there = [trial for trial in trials if _finished(study, trial)]
@@ -67,22 +67,22 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     return result
 
 
-def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
+def _made(study: Study, scan: Scan, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
     """Each run when it has ended. Several at a time are processes of their own, which share the cores; each is handed
-    what was found in the data."""
+    its scan."""
     if jobs == 1:
         for trial in trials:
             future: Future[float] = Future()
             try:
-                future.set_result(_make(study, trial, found))
+                future.set_result(_make(study, trial, scan))
             except DivergedError as error:
                 future.set_exception(error)
             yield trial, future
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
     # As arrays: torch would hand over each image's tensor as a file of its own, of which a process may open few.
-    images = {number: image.numpy() for number, image in found.cache.items()}
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (threads, replace(found, cache={}), images))
+    images = {number: image.numpy() for number, image in scan.cache.items()}
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (threads, replace(scan, cache={}), images))
     try:
         futures = {pool.submit(_make_there, study, trial): trial for trial in trials}
         for future in as_completed(futures):
@@ -91,30 +91,33 @@ def _made(study: Study, found: Scan, trials: list[Trial], jobs: int) -> Iterator
         pool.shutdown(cancel_futures=True)
 
 
-_FOUND: list[Scan] = []
-"""In a process that makes runs of one study, and lives no longer than that: what was found in its data."""
+_SCANS: list[Scan] = []
+"""In a process that makes runs of one study, and lives no longer than that: the scan of its data."""
 
 
-def _prepare(threads: int, found: Scan, images: dict[int, Any]) -> None:
+def _prepare(threads: int, scan: Scan, images: dict[int, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    found.cache = {number: torch.from_numpy(image) for number, image in images.items()}
-    _FOUND.append(found)
+    scan.cache = {number: torch.from_numpy(image) for number, image in images.items()}
+    _SCANS.append(scan)
 
 
 def _make_there(study: Study, trial: Trial) -> float:
-    return _make(study, trial, _FOUND[0])
+    return _make(study, trial, _SCANS[0])
 
 
-def _settled(study: Study, found: Scan) -> Study:
-    """With sizes that the data can give, and one batch for all of them."""
-    config, _ = settle(found, study.settings | next(iter(study.arms.values())))
+def _settled(study: Study, scan: Scan) -> Study:
+    """With sizes that the data can give, and one batch size for all of them."""
+    configs = []
     for fields in study.arms.values():  # what an arm cannot be is said before anything runs
-        check_settings(study.settings | fields)
-        settle(found, study.settings | fields)
-    names, _ = split(found, config.split_seed, config.holdout)
-    there, classes = names.count("train"), len(found.source.classes)
+        settings = study.settings | fields
+        entry, _ = tasks.choose(study.data, settings)
+        check_settings(entry, settings)
+        configs.append(settle(entry, entry.load(), scan, settings)[0])
+    config: Any = configs[0]
+    names, _ = split(scan, config.data.split_seed, config.data.holdout)
+    there, classes = names.count("train"), len(scan.source.classes)
     sizes = study.sizes
     if study.kind == "data-size" and not sizes:
         sizes = tuple(sorted({there // 2**n for n in range(STEPS_OF_TWO) if there // 2**n >= 4 * classes}))
@@ -125,13 +128,13 @@ def _settled(study: Study, found: Scan) -> Study:
         )
     settings = {"explain": 0} | study.settings
     if sizes:  # a run alone would make its batch smaller where images are few
-        settings = {"batch": min(config.images_a_step, sizes[0])} | settings
+        settings = {"batch_size": min(config.data.batch_size, sizes[0])} | settings
     return replace(study, sizes=sizes, settings=settings)
 
 
-def _keep_plan(study: Study, found: Scan) -> None:
+def _keep_plan(study: Study, scan: Scan) -> None:
     """Runs of other settings or other data do not belong in one folder; more arms, sizes and seeds do."""
-    keep_plan(study.out, {"kind": study.kind, "data": found.fingerprint(), "settings": study.settings})
+    keep_plan(study.out, {"kind": study.kind, "data": scan.fingerprint(), "settings": study.settings})
 
 
 def _finished(study: Study, trial: Trial) -> bool:
@@ -139,8 +142,8 @@ def _finished(study: Study, trial: Trial) -> bool:
     return (study.out / "runs" / trial.name / "report.html").is_file()
 
 
-def _make(study: Study, trial: Trial, found: Scan) -> float:
+def _make(study: Study, trial: Trial, scan: Scan) -> float:
     path = study.out / "runs" / trial.name
     settings = {name: value for name, value in trial.settings.items() if value is not None}
-    run: Run = api.train(study.data, out=path, quiet=True, resume=True, found=found, **settings)
+    run: Run = api.train(study.data, out=path, quiet=True, resume=True, dataset=scan, **settings)
     return run.read_json("summary.json")["figures"]["accuracy"]["value"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard import registry
 from regard.config import make, to_dict
-from regard.console import Progress
+from regard.console import Progress, columns
 from regard.data import (
     CROPS,
     Augmenter,
@@ -39,7 +39,7 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, refuse_failed
 from regard.explain import (
     DEFAULT,
     Explanation,
@@ -53,13 +53,13 @@ from regard.explain import (
     reported,
     visualise,
 )
-from regard.explain.draw import draw
-from regard.explain.explorer import BUDGET, keep_attention
+from regard.explain.attention_store import BUDGET, keep_attention
+from regard.explain.draw import draw, draw_pages
 from regard.explain.visualise import STEPS
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.settings import Augment, RunConfig
+from regard.settings import RunConfig
 from regard.task import Job, Task
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
@@ -407,7 +407,8 @@ class ImagePredictor:
         return explain(
             self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
             score=lambda output: self.scores(output)[:, number], answer=lambda output: self.answers(output)[:, number],
-            method=method, mask=region, twins=self.random_models, **options,
+            method=method, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
+            twins=self.random_models, **options,
         )  # fmt: skip
 
     def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
@@ -428,9 +429,36 @@ class ImagePredictor:
         with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
             return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
 
+    # For the command line.
+
     def inputs(self, words: Sequence[str]) -> list[Path]:
         """Files, folders or globs."""
         return find_images(words)
+
+    def explain_inputs(
+        self, words: Sequence[str], out: Path, *, box: tuple[int, ...] | None = None, mask: Any = None,
+        quiet: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        """Pages of pictures, and a table with the scores of each map."""
+        made, failed, paths = list[Explanation](), list[DataError](), self.inputs(words)
+        with Progress(quiet).bar("explaining", len(paths)) as tick:
+            for number, path in enumerate(paths, start=1):
+                try:
+                    made.append(self.explain(path, mask=mask or box, **options))
+                except DataError as error:
+                    failed.append(error)
+                tick(number)
+        for page in draw_pages(made, out) if made else ():
+            print(page)
+        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random map", "like random weights (low)")
+        masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
+        print(columns((*header, *masked, "verdict"), [
+            (e.prediction.name, str(e.prediction), f"{e.scores.insertion:.3f}", f"{e.scores.deletion:.3f}",
+             f"{e.scores.random:.3f}", f"{e.random_correlation:+.2f}",
+             *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
+            for e in made
+        ]))  # fmt: skip
+        refuse_failed(failed)
 
     @staticmethod
     def _read(image: Image) -> tuple[str, Tensor]:

@@ -18,7 +18,14 @@ from regard.training.gradients import autocast
 MOST = 4096
 
 
-def largest_batch(model: Network, objective: Objective, blank: Callable[[int], Batch], config: RunConfig, device: torch.device, most: int = MOST) -> int:
+def largest_batch(
+    model: Network,
+    objective: Objective,
+    blank: Callable[[int], Batch],
+    config: RunConfig,
+    device: torch.device,
+    most: int = MOST,
+) -> int:
     """The largest power of two, up to `most`, of images whose gradients fit in memory beside the optimizer's state."""
     if device.type != "cuda":
         raise ConfigError("batch='auto' needs a GPU: where a computer's own memory ends cannot be tried out")
@@ -27,7 +34,14 @@ def largest_batch(model: Network, objective: Objective, blank: Callable[[int], B
     return best
 
 
-def _try_out(model: Network, objective: Objective, blank: Callable[[int], Batch], config: RunConfig, device: torch.device, most: int) -> int:
+def _try_out(
+    model: Network,
+    objective: Objective,
+    blank: Callable[[int], Batch],
+    config: RunConfig,
+    device: torch.device,
+    most: int,
+) -> int:
     twin, best = copy.deepcopy(model).train(), 0  # what is tried leaves no trace in the model
     held = [torch.empty_like(p) for p in twin.parameters() for _ in range(3)]  # two moments and an average
     while 2 * max(best, 1) <= most:

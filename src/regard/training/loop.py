@@ -21,9 +21,9 @@ from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Task
 from regard.training.distributed import ALONE, World, unshard, watched
+from regard.training.gradients import autocast
 from regard.training.optim import Average, learning_rate
 from regard.training.state import State, pack, unpack
-from regard.training.gradients import autocast
 from regard.training.step import Step
 from regard.training.stopping import Halt, Stop
 
@@ -196,7 +196,11 @@ class Training:
     def _due_to_validate(self) -> bool:
         """Every epoch; of a run by steps, whose epochs may be short, some."""
         done = self.history.updates == self.steps
-        return done or not self.config.optim.steps or self.history.epoch % max(1, self.config.optim.epochs // VALIDATIONS) == 0
+        return (
+            done
+            or not self.config.optim.steps
+            or self.history.epoch % max(1, self.config.optim.epochs // VALIDATIONS) == 0
+        )
 
     def _validate(self) -> None:
         """Validate at the end of an epoch."""

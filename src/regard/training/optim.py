@@ -149,7 +149,10 @@ class Average:
         self.decay, self.updates = decay, 0
         floating = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
         self.averages = {name: t.detach().clone() for name, t in floating.items()}
-        self.source, self.shadow = [local_shard(t) for t in floating.values()], [local_shard(t) for t in self.averages.values()]
+        self.source, self.shadow = (
+            [local_shard(t) for t in floating.values()],
+            [local_shard(t) for t in self.averages.values()],
+        )
 
     def named(self) -> Iterable[tuple[str, Tensor]]:
         return self.averages.items()

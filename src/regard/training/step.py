@@ -18,7 +18,7 @@ from regard.training.replay import Replay
 
 
 class Step:
-    """Updates a model's weights by batches; `rows` is the size of a whole batch, None where several shapes are whole."""
+    """Updates a model's weights; `rows` is the size of a whole batch, None where several shapes are whole."""
 
     def __init__(
         self,

@@ -1,37 +1,33 @@
 """What lies on disk: checkpoints, run folders and others' weights. Written aside and renamed; nothing read can run."""
 
 from regard.weights.average import average
-from regard.weights.checkpoint import Checkpoint, Kept, save_checkpoint, write_aside
+from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
 from regard.weights.load import find_file, name_of, open_weights
 from regard.weights.notes import LoadReport
-from regard.weights.run import Run, to_json, write_text
+from regard.weights.run import Run, find_run, seen_samples, to_json, write_text
 from regard.weights.seq2seq import is_marian, open_marian, read_torch, save_marian, write_torch
-from regard.weights.text import TOKENIZERS, TextCheckpoint, open_text, translates
 from regard.weights.transfer import Start, open_start
 
 __all__ = [
-    "TOKENIZERS",
     "Checkpoint",
-    "Kept",
     "LoadReport",
     "Run",
     "Start",
-    "TextCheckpoint",
     "average",
     "convert",
     "find_file",
+    "find_run",
     "is_marian",
     "name_of",
     "open_marian",
     "open_start",
-    "open_text",
     "open_weights",
     "read_torch",
     "save_checkpoint",
     "save_marian",
+    "seen_samples",
     "to_json",
-    "translates",
     "write_aside",
     "write_text",
     "write_torch",

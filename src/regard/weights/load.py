@@ -43,17 +43,20 @@ def open_weights(
     if "regard" in opened.metadata:
         stored = parse_checkpoint(opened.metadata, opened.tensors, where)
         held = _meta(stored.model, stored.config, where, tensors=len(stored.weights))
+        if held.config.inputs == "text":
+            return _as_it_is(stored, held, path, where, {"name": name, "classes": classes} | fields)
         config: ImageConfig = held.config
         counts = {key for key, tensor in held.state_dict().items() if not tensor.is_floating_point()}
         require_floats({key: tensor for key, tensor in stored.weights.items() if key not in counts}, where)
         state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
         label, called, theirs = "regard", name or stored.model, str
+        stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
         family, found = recognise(opened)
         state, config = read_foreign(opened, family, found, name, fields, notes)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, found, config, notes)
-        label, called, theirs = found.name, name, found.called
+        label, called, theirs, stored_for = found.name, name, found.called, ("", {})
     body = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}  # a head may be replaced
     if differ := _differences(body, held, theirs, but="head."):  # before memory is asked for
         raise unlike(differ, where)
@@ -73,7 +76,23 @@ def open_weights(
     numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
     told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
     report = LoadReport(str(path), label, numbers, *map(tuple, told))
-    return Checkpoint(called, to_dict(target), names, _prepare_for(target, preparation), {}, state), report
+    assert preparation is not None
+    prepared, (task, details) = _prepare_for(target, preparation), stored_for
+    return Checkpoint(called, to_dict(target), names, prepared, {}, state, task, details), report
+
+
+def _as_it_is(
+    stored: Checkpoint, held: Network, path: str | Path, where: Path, asked: dict[str, Any]
+) -> tuple[Checkpoint, LoadReport]:
+    """A network that nothing can be changed about."""
+    for option, value in asked.items():
+        if value is not None and value != getattr(stored, option, None) and (option, value) != ("name", stored.model):
+            raise ConfigError(f"{option} cannot be changed in these weights", where=where, do=f"leave {option} out")
+    if differ := _differences(stored.weights, held):
+        raise unlike(differ, where)
+    require_finite(stored.weights, where)
+    numbers = sum(tensor.numel() for tensor in stored.weights.values())
+    return stored, LoadReport(str(path), "regard", numbers)
 
 
 def find_file(path: str | Path) -> Path:

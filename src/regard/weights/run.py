@@ -93,8 +93,7 @@ class Run:
             return list(csv.DictReader(file))
 
     def write_config(self, data: str, config: RunConfig, origins: Mapping[str, Origin]) -> None:
-        stored = config.to_json(origins)
-        self.write_json("config.json", {"data": data, "task": stored.pop("task"), "settings": stored})
+        self.write_json("config.json", {"data": data, "task": config.task_name, "settings": config.to_json(origins)})
 
     def read_config(self) -> StoredConfig:
         stored, where = self.read_json("config.json"), self.path / "config.json"
@@ -127,6 +126,8 @@ def seen_samples(dataset: Dataset, run: str | Path, progress: Progress) -> set[i
     """The samples that the run trained on or chose its weights by."""
     folder = find_run(run)
     if folder is None:
-        progress.say(f"warning: without its run folder, {dataset.samples_word} this model was trained on cannot be told")
+        progress.say(
+            f"warning: without its run folder, {dataset.samples_word} this model was trained on cannot be told"
+        )
         return set()
     return dataset.seen(folder.seen_rows())

@@ -177,9 +177,7 @@ class Corpus:
             "trouble": [t._asdict() for t in self.trouble],
             "ignored": list(self.ignored),
             "samples": self.samples_word,
-            "findings": [
-                f"Pairs that occur more than once: {self.duplicates():,}; left out: {len(self.trouble):,}."
-            ],
+            "findings": [f"Pairs that occur more than once: {self.duplicates():,}; left out: {len(self.trouble):,}."],
         }
 
 

@@ -21,6 +21,7 @@ class RNNConfig(TextConfig):
     """A recurrent encoder, which reads both ways, and a recurrent decoder, each of `depth` layers."""
 
     family = "rnn"
+    can_compile = False
 
     depth: int = 2
     cell: Literal["lstm", "gru"] = "lstm"

@@ -1,8 +1,8 @@
-"""The context bottleneck: how well networks repeat sentences of random symbols, by length.
+"""The context bottleneck: how well networks repeat sentences of random symbols, by length (the decks' "Seq2seq").
 
-The decks' "Seq2seq": a context vector is of limited size, so it can hardly carry all of a sentence; with attention the
-decoder selects what it needs from the encoder itself. Random symbols cannot be guessed from each other, so that each
-one has to be carried. All networks see the same sentences in the same order, and as many.
+- A context vector of fixed size cannot hold a long sentence; with attention the decoder reads from the encoder itself.
+- Random symbols cannot be guessed from each other, so each one has to be carried.
+- All networks see the same sentences, in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from regard.errors import ConfigError, did_you_mean
 from regard.metrics import Figure, repeated
 from regard.networks.decoding import greedy
 from regard.networks.translator import Translator
-from regard.study.keep import kept
+from regard.study.keep import cached
 from regard.study.result import Gap
 from regard.training.optim import learning_rate, make_optimizers
 
@@ -83,7 +83,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What was found."""
+    """The results of this part."""
 
     task: Repeating
     recalls: list[Recall]
@@ -107,13 +107,13 @@ class Bottleneck:
 
     def gap(self, one: str, other: str, length: int) -> Gap:
         """By how much more symbols `one` has right than `other`, seed by seed."""
-        found = {(r.model, r.seed): r.symbols for r in self.recalls if r.length == length}
-        seeds = [seed for model, seed in found if model == one and (other, seed) in found]
-        values = [found[one, seed] - found[other, seed] for seed in seeds]
+        shares = {(r.model, r.seed): r.symbols for r in self.recalls if r.length == length}
+        seeds = [seed for model, seed in shares if model == one and (other, seed) in shares]
+        values = [shares[one, seed] - shares[other, seed] for seed in seeds]
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         return Gap(length, statistics.fmean(values), error, len(values))
 
-    def says(self) -> list[str]:
+    def summary(self) -> list[str]:
         """In sentences: who falls with length, and whether attention mends it."""
         seen = [length for length in self.task.lengths if length <= self.task.longest]
         shares = {(p.model, p.length): p for p in self.points}
@@ -182,14 +182,14 @@ def bottleneck(
         if name not in ARMS:
             raise ConfigError(f"there is no network {name!r} in this study", do=did_you_mean(name, ARMS))
     if seeds < 1:
-        raise ConfigError(f"seeds={seeds} makes no study", do="give at least 1; 3 or more show the noise")
+        raise ConfigError(f"seeds={seeds} must be at least 1", do="3 or more show the noise")
     recalls, parameters, seconds = list[Recall](), dict[str, int](), dict[str, list[float]]()
     for seed in range(seeds):
         for name in arms:
             kind, times, _ = ARMS[name]
             path = None if keep is None else keep / f"{kind}-{times}-{seed}.json"
             settings = asdict(task) | {"arm": ARMS[name]}
-            cell = kept(path, settings, lambda name=name, seed=seed: _cell(name, task, seed, device))
+            cell = cached(path, settings, lambda name=name, seed=seed: _cell(name, task, seed, device))
             recalls += [Recall(name, length, seed, *shares) for length, *shares in cell["shares"]]
             parameters[name] = cell["parameters"]
             seconds.setdefault(name, []).append(cell["seconds"])

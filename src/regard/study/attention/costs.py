@@ -1,8 +1,8 @@
-"""What layers cost by length: the decks' complexity table (Vaswani et al., Table 1) beside what is measured.
+"""Cost of layers by sequence length: the decks' complexity table (Vaswani et al., Table 1) beside measurements.
 
-All layers take and give (batch, length, width), and are timed forward and backward. Attention is counted as the table
-counts it, without the projections around it, which are the same for every length. The table says nothing of memory:
-the fused kernel never holds the weights, and one arm that does shows what that is worth.
+- All layers map (batch, length, width) to the same shape; forward and backward are timed.
+- Attention is measured without projections, as the table counts it.
+- The fused kernel never stores the weights; one more row that does shows the memory this saves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from regard.errors import ConfigError
 from regard.nn import attend, attention_weights
-from regard.study.keep import kept
+from regard.study.keep import cached
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What was found."""
+    """The results of this part."""
 
     sizes: Sizes
     device: str
     threads: int
-    found: list[Cost]
+    measured: list[Cost]
 
     def column(self, layer: str, what: str) -> tuple[list[int], list[float]]:
         """Lengths, and seconds or bytes at each."""
-        rows = sorted((row for row in self.found if row.layer == layer), key=lambda row: row.length)
+        rows = sorted((row for row in self.measured if row.layer == layer), key=lambda row: row.length)
         return [row.length for row in rows], [getattr(row, what) for row in rows]
 
     def power(self, layer: str, what: str) -> float:
@@ -88,9 +88,9 @@ class Costs:
         return exponent(lengths[-some:], values[-some:])
 
     def rows(self) -> list[dict[str, Any]]:
-        return [row._asdict() for row in self.found]
+        return [row._asdict() for row in self.measured]
 
-    def says(self) -> list[str]:
+    def summary(self) -> list[str]:
         lengths, attention = self.column("self-attention", "seconds")
         lines = []
         for layer in LAYERS:
@@ -132,7 +132,7 @@ class Costs:
         return "\n".join(lines)
 
     def _longest(self) -> int:
-        return max(row.length for row in self.found)
+        return max(row.length for row in self.measured)
 
 
 def _threads(count: int) -> str:
@@ -159,8 +159,8 @@ def costs(
 ) -> Costs:
     """Time and memory of every layer at every length. At each length the layers take turns.
 
-    >>> found = costs((8, 16), sizes=Sizes(width=8, neighbours=4, rounds=1))
-    >>> len(found.found), found.power("convolutional", "bytes") > 0.5
+    >>> result = costs((8, 16), sizes=Sizes(width=8, neighbours=4, rounds=1))
+    >>> len(result.measured), result.power("convolutional", "bytes") > 0.5
     (10, True)
     """
     sizes = sizes or Sizes()
@@ -168,14 +168,14 @@ def costs(
         raise ConfigError(f"lengths={tuple(lengths)} show no growth", do="give at least two, such as 128,256,512")
     if not device.startswith(("cpu", "cuda")):
         raise ConfigError(f"memory cannot be counted on {device}", do="give device cpu or cuda")
-    found = list[Cost]()
+    measured = list[Cost]()
     settings = asdict(sizes) | {"device": device, "threads": torch.get_num_threads()}
     for length in sorted(set(lengths)):
         path = None if keep is None else keep / f"{length}.json"
-        cell = kept(path, settings, lambda length=length: _measured(length, sizes, device))
-        found += [Cost(layer, length, *both) for layer, both in cell.items()]
+        cell = cached(path, settings, lambda length=length: _measured(length, sizes, device))
+        measured += [Cost(layer, length, *both) for layer, both in cell.items()]
         say(f"costs at {length:,} words: self-attention {1e3 * cell['self-attention'][0]:.1f} ms")
-    return Costs(sizes, device, torch.get_num_threads(), found)
+    return Costs(sizes, device, torch.get_num_threads(), measured)
 
 
 def _measured(length: int, sizes: Sizes, device: str) -> dict[str, tuple[float, int]]:

@@ -1,46 +1,44 @@
-"""The attention study's figures: one a part, colour-blind-safe, lines told apart by their marks too."""
+"""The figures of the attention study, one per part; lines differ in colour and marker."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from regard.drawing import canvas, style
-from regard.report.figures import GREY, INK, dress
+from regard.drawing import COLOURS, GREY, INK, canvas, colour_bar, dress, style
 from regard.study.attention.bottleneck import Bottleneck
 from regard.study.attention.costs import LAYERS, Costs
 from regard.study.attention.gradients import Gradients
 from regard.study.attention.sinusoids import Sinusoids
-from regard.study.figure import COLOURS
 
 MARKS = "osD^vP"
 
 
 @style()
-def draw(found: Bottleneck | Gradients | Costs | Sinusoids) -> Any:
+def draw(result: Bottleneck | Gradients | Costs | Sinusoids) -> Any:
     """The figure of a part."""
-    if isinstance(found, Bottleneck):
-        return _bottleneck(found)
-    if isinstance(found, Gradients):
-        return _gradients(found)
-    return _costs(found) if isinstance(found, Costs) else _sinusoids(found)
+    if isinstance(result, Bottleneck):
+        return _bottleneck(result)
+    if isinstance(result, Gradients):
+        return _gradients(result)
+    return _costs(result) if isinstance(result, Costs) else _sinusoids(result)
 
 
-def _bottleneck(found: Bottleneck) -> Any:
-    figure = canvas(8.4, 3.8, background="none")
+def _bottleneck(result: Bottleneck) -> Any:
+    figure = canvas(8.4, 3.8)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     for ax, what in ((left, "exact"), (right, "symbols")):
-        for number, model in enumerate(found.parameters):
-            points = [point for point in found.points if point.model == model]
+        for number, model in enumerate(result.parameters):
+            points = [point for point in result.points if point.model == model]
             x, figures = [point.length for point in points], [getattr(point, what) for point in points]
             low, high = ([100 * getattr(f, side) for f in figures] for side in ("low", "high"))
             ax.fill_between(x, low, high, color=COLOURS[number], alpha=0.15, linewidth=0)
             _line(ax, x, [100 * f.value for f in figures], number, model)
-        if found.task.longest < max(found.task.lengths):
-            ax.axvline(found.task.longest, color=GREY, linestyle=":")
-        ax.set_xticks(found.task.lengths)
+        if result.task.longest < max(result.task.lengths):
+            ax.axvline(result.task.longest, color=GREY, linestyle=":")
+        ax.set_xticks(result.task.lengths)
         ax.set_ylim(-3, 103)
-    right.axhline(100 / found.task.symbols, color=GREY, linestyle="--", linewidth=1)
-    right.annotate("guessing", (found.task.lengths[0], 100 / found.task.symbols), (0, -10),
+    right.axhline(100 / result.task.symbols, color=GREY, linestyle="--", linewidth=1)
+    right.annotate("guessing", (result.task.lengths[0], 100 / result.task.symbols), (0, -10),
                    textcoords="offset points", color=GREY, fontsize=8)  # fmt: skip
     dress(left, "symbols in the sentence", "sentences right (%)")
     dress(right, "symbols in the sentence", "symbols right (%)")
@@ -49,8 +47,8 @@ def _bottleneck(found: Bottleneck) -> Any:
     return _named(figure, left, 4)
 
 
-def _gradients(found: Gradients) -> Any:
-    figure = canvas(9.0, 3.2, background="none")
+def _gradients(result: Gradients) -> Any:
+    figure = canvas(9.0, 3.2)
     axes = figure.subplots(1, 3)
     columns = {
         "variance": "variance of the scores",
@@ -59,10 +57,10 @@ def _gradients(found: Gradients) -> Any:
     }
     for ax, (what, label) in zip(axes, columns.items(), strict=True):
         for number, scaled in enumerate((True, False)):
-            rows = [row for row in found.found if row.scaled == scaled]
+            rows = [row for row in result.measured if row.scaled == scaled]
             name = "q·k / √d_k" if scaled else "q·k"
             _line(ax, [row.d_k for row in rows], [getattr(row, what) for row in rows], number, name)
-        _powers_of_two(ax, sorted({row.d_k for row in found.found}))
+        _powers_of_two(ax, sorted({row.d_k for row in result.measured}))
         dress(ax, "d_k (log scale)", label)
         if what == "variance":
             _log(ax)
@@ -72,37 +70,35 @@ def _gradients(found: Gradients) -> Any:
     return _named(figure, axes[0], 2)
 
 
-def _costs(found: Costs) -> Any:
-    figure = canvas(8.8, 4.0, background="none")
+def _costs(result: Costs) -> Any:
+    figure = canvas(8.8, 4.0)
     figure.get_layout_engine().set(wspace=0.08)
     left, right = figure.subplots(1, 2)
     for ax, what, unit in ((left, "seconds", 1e3), (right, "bytes", 2**-20)):
         for number, layer in enumerate(LAYERS):
-            lengths, values = found.column(layer, what)
+            lengths, values = result.column(layer, what)
             _line(ax, lengths, [unit * value for value in values], number, layer)
-        _powers_of_two(ax, sorted({row.length for row in found.found}))
+        _powers_of_two(ax, sorted({row.length for row in result.measured}))
         _log(ax)
-        _powers(ax, found, what, unit)
+        _powers(ax, result, what, unit)
     dress(left, "words n (log scale)", "forward and backward (ms, log scale)")
     dress(right, "words n (log scale)", "most memory at a time (MiB, log scale)")
     return _named(figure, left, 3)
 
 
-def _sinusoids(found: Sinusoids) -> Any:
-    figure = canvas(8.8, 3.6, background="none")
+def _sinusoids(result: Sinusoids) -> Any:
+    figure = canvas(8.8, 3.6)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     painted = left.imshow(
-        found.table_.T.numpy(), cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+        result.table_.T.numpy(), cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
     )
     dress(left, "position", "dimension")
     left.grid(False)
-    bar = figure.colorbar(painted, ax=left)
-    bar.set_label("PE(position, dimension)", color=INK)
-    bar.ax.tick_params(colors=INK)
-    for number, place in enumerate(found.places):
+    colour_bar(left, painted, "PE(position, dimension)", ink=INK)
+    for number, place in enumerate(result.places):
         # All lie on each other: thinner ones on top let the others be seen.
-        width = 1.2 + 2.4 * (len(found.places) - 1 - number)
-        right.plot(found.distances, found.products[number].numpy(), color=COLOURS[number], linewidth=width)
+        width = 1.2 + 2.4 * (len(result.places) - 1 - number)
+        right.plot(result.distances, result.products[number].numpy(), color=COLOURS[number], linewidth=width)
         label, at = f"from position {place}", 0.95 - 0.08 * number
         right.text(0.97, at, label, transform=right.transAxes, ha="right", va="top", color=COLOURS[number])
     dress(right, "distance (words)", "dot product")
@@ -113,17 +109,17 @@ def _line(ax: Any, x: list[int], y: list[float], number: int, name: str) -> None
     ax.plot(x, y, MARKS[number] + "-", color=COLOURS[number], markersize=4, label=name)
 
 
-def _powers(ax: Any, found: Costs, what: str, unit: float) -> None:
+def _powers(ax: Any, result: Costs, what: str, unit: float) -> None:
     """Beside the ends of the lines, how they grow; none on another."""
     ends = sorted(
-        (unit * found.column(layer, what)[1][-1], number, f"n^{found.power(layer, what):.1f}")
+        (unit * result.column(layer, what)[1][-1], number, f"n^{result.power(layer, what):.1f}")
         for number, layer in enumerate(LAYERS)
     )
     low, high = ax.get_ylim()
     apart, at = (high / low) ** 0.045, 0.0
     for y, number, text in ends:
         at = max(y, at * apart)
-        end = (found.column("self-attention", what)[0][-1], at)
+        end = (result.column("self-attention", what)[0][-1], at)
         ax.annotate(text, end, (7, 0), textcoords="offset points", va="center", color=COLOURS[number], fontsize=8)
 
 

@@ -1,6 +1,6 @@
-"""Why scores are divided by √d_k: without it they grow, the softmax picks one key, and no gradient comes back.
+"""Why scores are divided by √d_k: unscaled, the softmax saturates and its gradient vanishes.
 
-Vaswani et al., section 3.2.1 and its footnote: where the numbers of q and k are independent, with mean 0 and variance
+Vaswani et al., section 3.2.1 and its footnote: where the elements of q and k are independent, with mean 0 and variance
 1, their dot product has mean 0 and variance d_k.
 """
 
@@ -39,17 +39,17 @@ class Softness(NamedTuple):
 
 @dataclass(frozen=True)
 class Gradients:
-    """What was found."""
+    """The results of this part."""
 
     keys: int
     queries: int
-    found: list[Softness]
+    measured: list[Softness]
 
     def rows(self) -> list[dict[str, Any]]:
-        return [row._asdict() for row in self.found]
+        return [row._asdict() for row in self.measured]
 
-    def says(self) -> list[str]:
-        plain, scaled = ([row for row in self.found if row.scaled == wanted] for wanted in (False, True))
+    def summary(self) -> list[str]:
+        plain, scaled = ([row for row in self.measured if row.scaled == wanted] for wanted in (False, True))
         first, last, steepest = plain[0], plain[-1], max(plain, key=lambda row: row.jacobian)
         return [
             f"Unscaled, the scores' variance is {first.variance:.2f} at d_k = {first.d_k} and {last.variance:.1f} at "
@@ -72,7 +72,7 @@ class Gradients:
         lines += [
             f"| {row.d_k} | {'q·k/√d_k' if row.scaled else 'q·k'} | {row.variance:.2f} | {row.largest:.3f} | "
             f"{row.saturated:.1%} | {row.jacobian:.4f} | {row.median:.2g} |"
-            for row in self.found
+            for row in self.measured
         ]
         return "\n".join(
             [*lines, "", f"{self.queries:,} random queries, each over {self.keys} random keys of its own."]
@@ -84,12 +84,12 @@ def softmax_gradients(
 ) -> Gradients:
     """Scores, weights and slopes of random queries and keys of unit variance, with and without 1/√d_k.
 
-    >>> [row.scaled for row in softmax_gradients((4,), queries=10).found]
+    >>> [row.scaled for row in softmax_gradients((4,), queries=10).measured]
     [False, True]
     """
     if min(sizes, default=0) < 1 or keys < 2 or queries < 2:
         raise ConfigError("there is nothing to measure", do="give sizes of 1 or more, and at least 2 keys and queries")
-    generator, found = torch.Generator().manual_seed(seed), list[Softness]()
+    generator, measured = torch.Generator().manual_seed(seed), list[Softness]()
     for size in sizes:
         # In double precision: what is left of a weight of nearly 1 is what the slopes are made of.
         q = torch.randn(queries, 1, size, generator=generator).double()
@@ -101,8 +101,8 @@ def softmax_gradients(
             norms = jacobian_norm(weights)
             saturated = float((largest > SATURATED).double().mean())
             slopes = float(norms.mean()), float(norms.median())
-            found.append(Softness(size, scaled, float(scores.var()), float(largest.mean()), saturated, *slopes))
-    return Gradients(keys, queries, found)
+            measured.append(Softness(size, scaled, float(scores.var()), float(largest.mean()), saturated, *slopes))
+    return Gradients(keys, queries, measured)
 
 
 def jacobian_norm(weights: Tensor) -> Tensor:

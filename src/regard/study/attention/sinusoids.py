@@ -1,4 +1,4 @@
-"""The sinusoid figure: positions as rows of sines and cosines, whose dot products know distances and nothing else.
+"""Sinusoidal positions: the table, and dot products that depend on distance alone.
 
 Vaswani et al., section 3.5: PE(pos + k) is a linear function of PE(pos), for each pair of sine and cosine a rotation.
 So PE(pos) · PE(pos + k) = Σᵢ cos(k / 10000^(2i/d)), wherever pos is.
@@ -42,7 +42,7 @@ class Sinusoids:
             for at, distance in enumerate(self.distances)
         ]
 
-    def says(self) -> list[str]:
+    def summary(self) -> list[str]:
         width, mean = self.table_.shape[1], self.products.mean(0)
         near, far = (float(mean[self.reach + distance]) for distance in (1, self.reach))
         return [

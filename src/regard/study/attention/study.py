@@ -1,4 +1,4 @@
-"""The decks' arguments for attention, made, measured and drawn, in one folder; stopped, it goes on where it was."""
+"""The attention study: the decks' arguments as experiments in one folder, which can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from regard.config import read_json
 from regard.console import Progress
 from regard.errors import ConfigError, did_you_mean
-from regard.recipes.settle import pick_device
+from regard.run.settle import pick_device
 from regard.study.attention.bottleneck import QUICK, Bottleneck, Repeating, bottleneck
 from regard.study.attention.costs import LAYERS, Costs, Sizes, costs
 from regard.study.attention.figures import draw
@@ -36,14 +36,14 @@ Part: TypeAlias = Bottleneck | Gradients | Costs | Sinusoids
 
 @dataclass(frozen=True)
 class AttentionStudy:
-    """What was found, by part."""
+    """The results, by part."""
 
     out: Path
     parts: dict[str, Part]
 
-    def says(self) -> list[str]:
+    def summary(self) -> list[str]:
         """The result in sentences."""
-        return [line for part in self.parts.values() for line in part.says()]
+        return [line for part in self.parts.values() for line in part.summary()]
 
     def write(self) -> None:
         """study.md and study.json, and of each part a table and a figure. Parts made by earlier calls stay in them."""
@@ -51,15 +51,15 @@ class AttentionStudy:
         for name, part in self.parts.items():
             folder.write_rows(f"{name}.csv", part.rows())
             save(draw(part), self.out / name)
-        found = read_json(path)["parts"] if path.is_file() else {}
-        found |= {name: _stored(part) for name, part in self.parts.items()}
-        found = {name: found[name] for name in PARTS if name in found}
-        folder.write_json("study.json", {"kind": "attention", "torch": torch.__version__, "parts": found})
-        write_text(self.out / "study.md", markdown(found))
+        parts = read_json(path)["parts"] if path.is_file() else {}
+        parts |= {name: _stored(part) for name, part in self.parts.items()}
+        parts = {name: parts[name] for name in PARTS if name in parts}
+        folder.write_json("study.json", {"kind": "attention", "torch": torch.__version__, "parts": parts})
+        write_text(self.out / "study.md", markdown(parts))
 
 
 def _stored(part: Part) -> dict[str, Any]:
-    stored: dict[str, Any] = {"says": part.says(), "table": part.table(), "rows": part.rows()}
+    stored: dict[str, Any] = {"summary": part.summary(), "table": part.table(), "rows": part.rows()}
     if isinstance(part, Bottleneck):
         points = [p._asdict() | {"exact": p.exact._asdict(), "symbols": p.symbols._asdict()} for p in part.points]
         return stored | {"task": asdict(part.task), "parameters": part.parameters, "points": points}
@@ -69,12 +69,12 @@ def _stored(part: Part) -> dict[str, Any]:
     return stored
 
 
-def markdown(found: dict[str, dict[str, Any]]) -> str:
+def markdown(parts: dict[str, dict[str, Any]]) -> str:
     """Sentences, table and figure of each part, for people."""
     sections = [
-        f"## {PARTS[name]}\n\n" + "\n".join(f"- {line}" for line in part["says"]) + f"\n\n{part['table']}\n\n"
+        f"## {PARTS[name]}\n\n" + "\n".join(f"- {line}" for line in part["summary"]) + f"\n\n{part['table']}\n\n"
         f"![{PARTS[name]}]({name}.svg)\n"
-        for name, part in found.items()
+        for name, part in parts.items()
     ]
     return "# Why attention\n\n" + "\n".join(sections)
 
@@ -88,13 +88,13 @@ def attention_study(
     device: str = "auto",
     quiet: bool = False,
 ) -> AttentionStudy:
-    """Make the parts named, and write what they say into `out`: study.md, study.json, tables and figures.
+    """Run the named parts, and write their results into `out`: study.md, study.json, tables and figures.
 
-    `quick` is of a smaller size and shows that it works, not what is true. `seeds` are those of the bottleneck: 3, or
+    `quick` runs everything at a small size, to test that it works. `seeds` are those of the bottleneck: 3, or
     1 if quick.
 
-    >>> found = attention_study(tmp / "study", ("sinusoids", "gradients"), quick=True, quiet=True)
-    >>> list(found.parts), (found.out / "gradients.svg").is_file()
+    >>> study = attention_study(tmp / "study", ("sinusoids", "gradients"), quick=True, quiet=True)
+    >>> list(study.parts), (study.out / "gradients.svg").is_file()
     (['sinusoids', 'gradients'], True)
     """
     out, progress = Path(out).expanduser(), Progress(quiet)
@@ -106,24 +106,25 @@ def attention_study(
     place = pick_device(device)
     seeds = (1 if quick else 3) if seeds is None else seeds
     if seeds < 1:
-        raise ConfigError(f"seeds={seeds} makes no study", do="give at least 1; 3 or more show the noise")
+        raise ConfigError(f"seeds={seeds} must be at least 1", do="3 or more show the noise")
     keep_plan(out, {"kind": "attention", "quick": quick})
-    makers = _makers(out, quick, seeds, place, progress.say)
-    found, start = dict[str, Part](), time.monotonic()
+    experiments = _experiments(out, quick, seeds, place, progress.say)
+    results = dict[str, Part]()
+    start = time.monotonic()
     try:
         for name in (name for name in PARTS if name in parts):
             progress.say(f"{PARTS[name]} …")
-            found[name] = makers[name]()
-            AttentionStudy(out, {name: found[name]}).write()
+            results[name] = experiments[name]()
+            AttentionStudy(out, {name: results[name]}).write()
     except KeyboardInterrupt:
-        progress.say("stopped; the same command goes on")
+        progress.say("stopped; run the same command to resume")
         raise
     progress.say(f"{time.monotonic() - start:.0f} s")
-    return AttentionStudy(out, found)
+    return AttentionStudy(out, results)
 
 
-def _makers(out: Path, quick: bool, seeds: int, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """How each part is made, at full size or quickly. What takes long is kept as it comes."""
+def _experiments(out: Path, quick: bool, seeds: int, device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """By part, the function that runs it, at full size or quickly."""
     task, sizes = (QUICK, Sizes(rounds=3)) if quick else (Repeating(), Sizes())
     lengths = (64, 128, 256, 512) if quick else (128, 256, 512, 1024, 2048, 4096)
     where: dict[str, Any] = {"device": device, "say": say}

@@ -18,7 +18,9 @@ def compare_classifiers(first: Rows, second: Rows) -> dict[str, Comparison]:
     difference, p = paired_bootstrap(len(gain), lambda index: gain[index].mean())
     made = {"accuracy": Comparison(difference, {"McNemar": mcnemar(*right), "paired bootstrap": p})}
     if all(f"p_{row['label']}" in row for rows in (first, second) for row in rows):
-        losses = [-np.log(np.clip([float(row[f"p_{row['label']}"]) for row in rows], 1e-6, 1)) for rows in (first, second)]
+        losses = [
+            -np.log(np.clip([float(row[f"p_{row['label']}"]) for row in rows], 1e-6, 1)) for rows in (first, second)
+        ]
         worse = losses[1] - losses[0]
         difference, p = paired_bootstrap(len(worse), lambda index: worse[index].mean())
         made["log_loss"] = Comparison(difference, {"paired bootstrap": p})

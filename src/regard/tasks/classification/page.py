@@ -45,10 +45,12 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     interval = f"{_percent(accuracy['low'])} to {_percent(accuracy['high'])}"
     return Page(
         title=f"{config.model.model} on {data['name']}",
-        headline=f'<p class="big">{_percent(accuracy["value"])} accuracy <span>{on}; 95 % interval {interval}</span></p>',
+        headline=f'<p class="big">{_percent(accuracy["value"])} accuracy '
+        f"<span>{on}; 95 % interval {interval}</span></p>",
         headline_text=f"{_percent(accuracy['value'])} accuracy {on}",
         figures=[
-            (NAMES[name][0], _value(name, f["value"]), f"{_value(name, f['low'])} to {_value(name, f['high'])}", NAMES[name][1])
+            (NAMES[name][0], _value(name, f["value"]), f"{_value(name, f['low'])} to {_value(name, f['high'])}",
+             NAMES[name][1])
             for name, f in summary["figures"].items()
         ],
         chosen_by="accuracy",
@@ -61,12 +63,13 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
             Section("Training", f"<figure>{drawn['curves']}</figure>"),
             Section(
                 "Where it is right and wrong",
-                f'<div class="pair"><figure>{drawn["confusion"]}</figure><figure>{drawn.get("recalls", "")}</figure></div>',
+                f'<div class="pair"><figure>{drawn["confusion"]}</figure>'
+                f"<figure>{drawn.get('recalls', '')}</figure></div>",
             ),
             Section(
                 "Does it mean what it says?",
-                f'<div class="pair"><figure>{drawn["reliability"]}</figure><p>Each dot is a bin of predictions of similar '
-                "confidence. Above the line the model is too modest, below it too sure.</p></div>",
+                f'<div class="pair"><figure>{drawn["reliability"]}</figure><p>Each dot is a bin of predictions '
+                "of similar confidence. Above the line the model is too modest, below it too sure.</p></div>",
             ),
             *explanations(run),
             Section(

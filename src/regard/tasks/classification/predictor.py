@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ class Prediction:
     name: str
     label: str
     probs: dict[str, float]
+
+    def named(self, name: str) -> Prediction:
+        return replace(self, name=name)
+
+    def is_right(self, label: str) -> bool:
+        return self.label == label
 
     def __str__(self) -> str:
         return f"{self.label} {self.confidence:.1%}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.settings import Augment, Group, ImageData, ImageMachine, RunConfig, Transfer, setting
+from regard.tasks.image_options import ImageExplainOptions
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,23 @@ class Config(RunConfig):
     augment: Augment = field(default_factory=Augment)
     machine: ImageMachine = field(default_factory=ImageMachine)
     task: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class EvalOptions(Group):
+    title: ClassVar[str] = "classification"
+    mirror: bool = setting(
+        False, "Mean over each image and its mirror image: often a little better, for twice the work."
+    )
+
+
+@dataclass(frozen=True)
+class PredictOptions(Group):
+    title: ClassVar[str] = "classification"
+    top: int = setting(3, "Classes to show for each image.", least=1)
+
+
+ExplainOptions = ImageExplainOptions
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:
@@ -103,8 +121,8 @@ def paper_finetune() -> Config:
     Not run here on those sets; on the embedded digits it is in benchmarks/results/transfer.md.
     """
     return Config.of(
-        model="vit_b16", epochs=100, batch_size=512, optimizer="sgd", lr=0.03, weight_decay=0.0, clip=1.0, label_smoothing=0.0,
-        ema=0.0,
+        model="vit_b16", epochs=100, batch_size=512, optimizer="sgd", lr=0.03, weight_decay=0.0, clip=1.0,
+        label_smoothing=0.0, ema=0.0,
     )  # fmt: skip
 
 
@@ -120,9 +138,9 @@ def deit3() -> Config:
     data than ImageNet-1k they crop by --crop simple. Eight GPUs for days: not run here.
     """
     return Config.of(
-        model="vit_s16", epochs=800, batch_size=2048, lr=2e-3, weight_decay=0.05, warmup=0.00625, loss="bce", label_smoothing=0.0,
-        policy="three", crop="resized", flip=True, mixup=0.8, cutmix=1.0, layer_scale=1e-4, drop_path=0.05, ema=0.0,
-        clip=1.0,
+        model="vit_s16", epochs=800, batch_size=2048, lr=2e-3, weight_decay=0.05, warmup=0.00625, loss="bce",
+        label_smoothing=0.0, policy="three", crop="resized", flip=True, mixup=0.8, cutmix=1.0, layer_scale=1e-4,
+        drop_path=0.05, ema=0.0, clip=1.0,
     )  # fmt: skip
 
 

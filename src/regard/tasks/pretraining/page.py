@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.drawing import canvas, style
+from regard.drawing import DPI, canvas, flat, show, style
 from regard.report import figures
 from regard.task import Page, Section
 from regard.weights import Run, write_aside, write_text
@@ -26,14 +26,9 @@ def draw_reconstructions(made: Sequence[tuple[str, Tensor, Tensor, Tensor]], pat
         ax.set_title(title, fontsize=9)
     for row, (name, *pictures) in zip(axes, made, strict=True):
         for ax, pixels in zip(row, pictures, strict=True):
-            while pixels.ndim > 3:
-                pixels = pixels[:, pixels.shape[1] // 2]
-            shown = pixels.clamp(0, 1).movedim(0, -1).numpy()
-            ax.imshow(shown, **({"cmap": "gray", "vmin": 0, "vmax": 1} if shown.shape[-1] == 1 else {}))
-            ax.set_xticks([])
-            ax.set_yticks([])
+            show(ax, flat(pixels.clamp(0, 1).numpy())[0])
         row[0].set_xlabel(name[-34:], fontsize=8)
-    write_aside(path, lambda aside: figure.savefig(aside, dpi=130, format="png"))
+    write_aside(path, lambda aside: figure.savefig(aside, dpi=DPI, format="png"))
 
 
 def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -> Page:

@@ -7,17 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from regard.settings import Crops, Group, ImageData, ImageMachine, RunConfig, setting
+from regard.settings import Crops, Group, ImageData, ImageMachine, NoOptions, RunConfig, setting
 
 
 @dataclass(frozen=True)
 class Options(Group):
     title: ClassVar[str] = "pre-training"
-    mask: float = setting(0.75, "Share of each image's patches that is hidden and has to be filled in.", below=1, common=True)
-    decoder_width: int = setting(512, "Embedding dimension of the decoder, which is not used afterwards.", least=1, common=True)
+    mask: float = setting(
+        0.75, "Share of each image's patches that is hidden and has to be filled in.", below=1, common=True
+    )
+    decoder_width: int = setting(
+        512, "Embedding dimension of the decoder, which is not used afterwards.", least=1, common=True
+    )
     decoder_depth: int = setting(8, "Number of decoder blocks.", least=1, common=True)
     decoder_heads: int = setting(16, "Attention heads of the decoder.", least=1, common=True)
-    normalise: bool = setting(True, "Predict pixels normalised by the mean and deviation of their own patch.", common=True)
+    normalise: bool = setting(
+        True, "Predict pixels normalised by the mean and deviation of their own patch.", common=True
+    )
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,9 @@ class Config(RunConfig):
     augment: Crops = field(default_factory=Crops)
     machine: ImageMachine = field(default_factory=ImageMachine)
     task: Options = field(default_factory=Options)
+
+
+EvalOptions = PredictOptions = ExplainOptions = NoOptions
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:

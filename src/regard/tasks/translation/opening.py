@@ -25,7 +25,10 @@ def open_translator(path: str | Path) -> tuple[Checkpoint, Translator, Tokenizer
         raise RunError("its tokenizers are missing", where=folder, do="keep a checkpoint in its run folder")
     tokenizers = Tokenizers.load(folder)
     model: Translator = registry.build(checkpoint.model, **checkpoint.config)
-    sizes, words = (tokenizers.source.size, tokenizers.target.size), (model.config.source_words, model.config.target_words)
+    sizes, words = (
+        (tokenizers.source.size, tokenizers.target.size),
+        (model.config.source_words, model.config.target_words),
+    )
     if sizes != words:
         raise RunError(f"tokenizers of {sizes} tokens do not fit a model of {words}", where=folder)
     model.load_state_dict(checkpoint.weights)

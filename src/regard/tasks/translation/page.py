@@ -81,13 +81,10 @@ def _examples(run: Run) -> str:
     """Some translations, at even distances: not the best, not the worst."""
     rows = run.read_rows("predictions.csv")
     chosen = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
-    return (
-        f"<p>{len(chosen)} of {len(rows):,}, at even distances; all are in predictions.csv.</p>"
-        + (
-            table(
-                ("source", "translation", "reference"),
-                [(r["source"], r["translation"], r["reference"]) for r in chosen],
-            )
+    return f"<p>{len(chosen)} of {len(rows):,}, at even distances; all are in predictions.csv.</p>" + (
+        table(
+            ("source", "translation", "reference"),
+            [(r["source"], r["translation"], r["reference"]) for r in chosen],
         )
     )
 

@@ -17,14 +17,25 @@ LARGE = 300_000  # pairs
 @dataclass(frozen=True)
 class TextData(Data):
     holdout: float = setting(
-        0.1, "Share of pairs held out for val (and for test), at most 2,000, where the data names none.", least=0, below=0.5
+        0.1,
+        "Share of pairs held out for val (and for test), at most 2,000, where the data names none.",
+        least=0,
+        below=0.5,
     )
-    source: str | None = setting(None, "Language (or column) to translate from, where the data has more than two.", common=True)
+    source: str | None = setting(
+        None, "Language (or column) to translate from, where the data has more than two.", common=True
+    )
     target: str | None = setting(None, "Language (or column) to translate to.", common=True)
-    tokenizer: Literal["bpe", "wordpiece"] = setting("bpe", "Byte-level BPE or WordPiece, trained on the training sentences.", common=True)
-    vocabulary: int = setting(8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1, common=True)
+    tokenizer: Literal["bpe", "wordpiece"] = setting(
+        "bpe", "Byte-level BPE or WordPiece, trained on the training sentences.", common=True
+    )
+    vocabulary: int = setting(
+        8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1, common=True
+    )
     joint: bool = setting(True, "One vocabulary for both languages.")
-    batch_tokens: int = setting(4096, "Tokens per batch on either side, padding counted, over all processes.", least=1, common=True)
+    batch_tokens: int = setting(
+        4096, "Tokens per batch on either side, padding counted, over all processes.", least=1, common=True
+    )
     max_length: int = setting(256, "Pairs with more tokens on a side are not trained on; they are counted.", least=1)
 
 
@@ -45,6 +56,31 @@ class Config(RunConfig):
     not_shape: ClassVar[frozenset[str]] = frozenset({"vocabulary", "padding", "start", "end"})
     data: TextData = field(default_factory=TextData)
     task: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class EvalOptions(Group):
+    title: ClassVar[str] = "translation"
+    beam_size: int = setting(4, "Beam size.", least=1)
+    length_penalty: float = setting(0.6, "Exponent of the length penalty.", least=0)
+
+
+@dataclass(frozen=True)
+class PredictOptions(EvalOptions):
+    best: int = setting(1, "Translations to show for each sentence.", least=1)
+
+
+@dataclass(frozen=True)
+class ExplainOptions(Group):
+    title: ClassVar[str] = "translation"
+    kind: Literal["encoder", "decoder", "cross", "rollout"] = setting(
+        "cross", "Which attention; --layer and --head choose within it."
+    )
+    form: Literal["both", "lines", "matrix", "heads"] = setting(
+        "both", "Lines between words, a matrix, both, or every head."
+    )
+    layer: int = setting(-1, "Which layer, from 0; -1 is the last.")
+    head: int | None = setting(None, "Which head. Default: the mean over heads.")
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:
@@ -94,8 +130,8 @@ def dates() -> Config:
     About 155 seconds of one core; 99.4 and 99.2 % of the test sentences right to the letter, with two seeds.
     """
     return Config.of(
-        model="transformer_nano", width=64, mlp=256, norm="pre", dropout=0.05, vocabulary=600, batch_tokens=1024, epochs=8,
-        optimizer="muon", lr=5e-3, warmup=0.1, weight_decay=0.05, label_smoothing=0.0, ema=0.99, explain=4,
+        model="transformer_nano", width=64, mlp=256, norm="pre", dropout=0.05, vocabulary=600, batch_tokens=1024,
+        epochs=8, optimizer="muon", lr=5e-3, warmup=0.1, weight_decay=0.05, label_smoothing=0.0, ema=0.99, explain=4,
     )  # fmt: skip
 
 

@@ -166,7 +166,13 @@ class Task(BaseTask):
     def evaluate(self, trained: Translator, part: str, tick: Any) -> TranslationEvaluation:
         options = self.config.task
         return _evaluate(
-            trained, self.corpus, self.job.part(part), self.loader(part), options.beam_size, options.length_penalty, tick
+            trained,
+            self.corpus,
+            self.job.part(part),
+            self.loader(part),
+            options.beam_size,
+            options.length_penalty,
+            tick,
         )
 
     def extra_summary(self) -> dict[str, Any]:

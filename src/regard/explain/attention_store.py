@@ -1,14 +1,11 @@
-"""One input's attention, all of it, packed for the report's explorer: exact weights, eight bits each.
-
-The weights of a row are stored as shares of its largest, which is kept as it is, so none is off by more than
-half of 1/255 of that.
-"""
+"""Attention stored for the report: every layer and head of one input, eight bits per weight."""
 
 from __future__ import annotations
 
 import base64
 import io
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from torch import Tensor
 
 from regard.geometry import TokenMap
 from regard.networks.base import Network
-from regard.nn import Tape, capture
+from regard.nn import capture
 from regard.weights import Run
 
 BUDGET = 12_000_000
@@ -37,9 +34,8 @@ def keep_attention(run: Run, number: int, model: Network, x: Tensor, picture: Te
 def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUDGET) -> dict[str, Any]:
     """The attention of every layer and head for x (1, C, *size), ready for JSON; `picture` is x in 0..1.
 
-    `data` is base64 of zlib of: the largest weight of each row, float32 in little-endian order, by layer,
-    head and query; then the weights, uint8, 255 being the row's largest, by layer, head, query and key.
-    What takes more than `room` characters is left out, and the record says why.
+    `data` is what `pack` makes of the weights, by layer and head. What takes more than `room` characters is left
+    out, and the record says why.
 
     >>> import regard
     >>> model, picture = regard.create("vit_nano", classes=2, size=16), torch.rand(3, 16, 16)
@@ -54,7 +50,8 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
         model(x)
     heads = [tape.heads(layer) for layer in range(len(tape))]
     plain = sum(heads) * where.tokens**2
-    data = None if plain > HOPELESS * room else base64.b64encode(_packed(tape, heads)).decode()
+    weights = (tape.attention(layer, head)[0].cpu() for layer, count in enumerate(heads) for head in range(count))
+    data = None if plain > HOPELESS * room else pack(weights)
     shown = _png(picture, where)
     if data is None or len(data) + len(shown) > room:
         return {"left_out": f"{sum(heads)} heads over {where.tokens:,} tokens do not fit"}
@@ -69,16 +66,18 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
     }
 
 
-def _packed(tape: Tape, heads: list[int]) -> bytes:
-    largest, packer = [], zlib.compressobj(9)
-    weights: list[bytes] = []
-    for layer, count in enumerate(heads):
-        for head in range(count):
-            rows = tape.attention(layer, head)[0].cpu()
-            top = rows.amax(1, keepdim=True)
-            largest.append(top.numpy().astype("<f4").tobytes())
-            weights.append((255 * rows / top.clamp_min(1e-30)).round().to(torch.uint8).numpy().tobytes())
-    return b"".join([*(packer.compress(part) for part in largest + weights), packer.flush()])
+def pack(parts: Iterable[Tensor]) -> str:
+    """Weights (..., queries, keys) as base64 of zlib.
+
+    First the largest weight of each row, float32 in little-endian order; then all weights, uint8, 255 being the row's
+    largest. So none is off by more than half of 1/255 of its row's largest.
+    """
+    largest, shares = [], []
+    for weights in parts:
+        top = weights.amax(-1, keepdim=True)
+        largest.append(top.numpy().astype("<f4").tobytes())
+        shares.append((255 * weights / top.clamp_min(1e-30)).round().to(torch.uint8).numpy().tobytes())
+    return base64.b64encode(zlib.compress(b"".join(largest + shares), 9)).decode()
 
 
 def _png(picture: Tensor, where: TokenMap) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ConfigError, DataError, RunError
-from regard.explain.words import LONGEST, WordAttention, merge, record_words
+from regard.explain.word_attention import LONGEST, WordAttention, merge, record_words
 from regard.networks.decoding import beam_search, greedy
 from regard.nn import Attention
 from tests.explain.sentences import HOUSES, TOKENIZERS, sentence, translator

@@ -1,4 +1,4 @@
-"""What a study compares: its arms, the amounts of training data and the seeds, as a list of runs to make."""
+"""A study's design: its arms, amounts of training data and seeds, as a list of runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard import registry
-from regard.config import RunConfig, change
+from regard import registry, tasks
 from regard.errors import ConfigError
+from regard.run.settle import check_settings
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Study:
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise ConfigError(f"seeds={self.seeds} makes no study", do="give at least 1; 3 or more show the noise")
+            raise ConfigError(f"seeds={self.seeds} must be at least 1", do="3 or more show the noise")
         if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=1) < 1:
             raise ConfigError(f"sizes={self.sizes} do not rise", do="give whole numbers in rising order, each once")
         for name in ("seed", "images"):
@@ -57,7 +57,7 @@ class Study:
         for fields in self.arms.values():
             for name in fields.keys() & self.settings.keys():
                 raise ConfigError(f"{name} is what this study compares", do=f"leave --{name} out")
-            change(RunConfig(), self.settings | fields, self.kind)
+            check_settings(tasks.choose(self.data, self.settings | fields)[0], self.settings | fields)
 
     def trials(self) -> list[Trial]:
         """Seed by seed, so that a study that is stopped has compared everything it has."""

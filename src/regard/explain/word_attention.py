@@ -1,8 +1,8 @@
-"""What a translator looked at, word by word: its exact attention on a sentence and its translation, and the rollout.
+"""A translator's exact attention on one sentence and its translation, word by word, and its rollout.
 
-In "decoder" and "cross" a query is named for the word it writes, not for the word it was given: the decoder reads
-"<s> ein Haus" and writes "ein Haus </s>". So a row says where the network looked to write that word, as in Bahdanau
-et al. (2015), Figure 3, and a decoder's keys are the words it had read.
+In "decoder" and "cross" a query is named for the word it writes, not the word it was given: the decoder reads
+"<s> ein Haus" and writes "ein Haus </s>". A row shows where the network looked to write that word (Bahdanau et al.,
+2015, Figure 3); a decoder's keys are the words it had read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers
 from regard.errors import ConfigError, DataError, RunError, did_you_mean
+from regard.explain.attention_store import pack
 from regard.networks.decoding import beam_search, evaluating, greedy
 from regard.networks.translator import Translator
 from regard.nn import Attention, Tape, capture
@@ -153,13 +154,11 @@ class WordAttention:
     def to_json(self, room: int = ROOM) -> dict[str, Any]:
         """Sentences and weights, rollout too, ready for JSON and the report's explorer; `from_json` reads them back.
 
-        `data` is base64 of zlib of: the largest weight of each row, float32 in little-endian order, by kind, layer,
-        head and query; then the weights, uint8, 255 being the row's largest, by kind, layer, head, query and key.
-        So none is off by more than half of 1/255 of its row's largest. What takes more than `room` characters is left
-        out, and the record says why.
+        `data` is what `pack` makes of the weights, by kind. What takes more than `room` characters is left out, and
+        the record says why.
         """
         parts = {kind: self.weights.get(kind, self.rollout()[None, None]) for kind in self.kinds}
-        data = base64.b64encode(_packed(list(parts.values()))).decode()
+        data = pack(parts.values())
         record = {"text": self.source.text, "translation": self.target.text}
         if len(data) > room:
             tokens = len(self.source.ids) + len(self.target.ids)
@@ -209,7 +208,7 @@ def record_words(
     target: str | None = None,
     *,
     beams: int = 1,
-    alpha: float = 0.6,
+    penalty: float = 0.6,
 ) -> WordAttention:
     """All attention of one pass over `source` and its translation: `target`, or what a search finds.
 
@@ -219,10 +218,10 @@ def record_words(
     >>> from regard.data.text import train_tokenizers
     >>> tokenizers = train_tokenizers(["a tree", "a house"], ["ein Baum", "ein Haus"], 270)
     >>> model = regard.create("transformer_nano", vocabulary=tokenizers.source.size)
-    >>> found = record_words(model, tokenizers, "a house", "ein Haus")
-    >>> found.words("cross", layer=0, head=1).queries, found.words("cross").keys
+    >>> attention = record_words(model, tokenizers, "a house", "ein Haus")
+    >>> attention.words("cross", layer=0, head=1).queries, attention.words("cross").keys
     (('ein', 'Haus', '</s>'), ('a', 'house', '</s>'))
-    >>> found.kinds, found.weights["encoder"].shape
+    >>> attention.kinds, attention.weights["encoder"].shape
     (('encoder', 'decoder', 'cross', 'rollout'), torch.Size([2, 4, 7, 7]))
     """
     if not any(isinstance(module, Attention) for module in model.modules()):
@@ -242,8 +241,8 @@ def record_words(
     if target is not None:
         written = tokenizers.target.encode([target], end=True)[0]
     else:
-        found = greedy(model, words) if beams == 1 else beam_search(model, words, beams=beams, penalty=alpha)
-        written = found.words[0, 0].tolist()
+        result = greedy(model, words) if beams == 1 else beam_search(model, words, beams=beams, penalty=penalty)
+        written = result.words[0, 0].tolist()
         written = written[: written.index(model.config.end) + 1]
     read = [model.config.start, *_checked(written)[:-1]]
     with torch.inference_mode(), evaluating(model), capture(model) as tape:
@@ -269,20 +268,12 @@ def _sentence(tokenizer: Tokenizer, ids: list[int]) -> Sentence:
 
 def _by_kind(tape: Tape) -> dict[str, Tensor]:
     """(layers, heads, queries, keys) of what looks at the source, at the words so far, and at both from outside."""
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    layers_of: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for number, name in enumerate(tape.names):
         side = "encoder" if name.startswith("encoder.") else "decoder"
         kind = "cross" if name.endswith(("cross", "alignment")) else side
-        found[kind].append(torch.cat([tape.attention(number, head).cpu() for head in range(tape.heads(number))]))
-    return {kind: torch.stack(layers) for kind, layers in found.items() if layers}
-
-
-def _packed(parts: list[Tensor]) -> bytes:
-    tops = [weights.amax(-1, keepdim=True) for weights in parts]
-    plain = [top.numpy().astype("<f4").tobytes() for top in tops]
-    for weights, top in zip(parts, tops, strict=True):
-        plain.append((255 * weights / top.clamp_min(1e-30)).round().to(torch.uint8).numpy().tobytes())
-    return zlib.compress(b"".join(plain), 9)
+        layers_of[kind].append(torch.cat([tape.attention(number, head).cpu() for head in range(tape.heads(number))]))
+    return {kind: torch.stack(layers) for kind, layers in layers_of.items() if layers}
 
 
 def _unpacked(data: str, kinds: dict[str, list[int]]) -> dict[str, Tensor]:
@@ -293,9 +284,9 @@ def _unpacked(data: str, kinds: dict[str, list[int]]) -> dict[str, Tensor]:
     if len(plain) != expected:
         raise ValueError(f"{len(plain):,} bytes where {expected:,} are said")
     tops, shares = np.frombuffer(plain, "<f4", sum(rows)), np.frombuffer(plain, np.uint8, offset=4 * sum(rows))
-    found, row, at = {}, 0, 0
+    weights, row, at = {}, 0, 0
     for (kind, shape), height, count in zip(kinds.items(), rows, counts, strict=True):
         top = tops[row : row + height].reshape(*shape[:3], 1)
-        found[kind] = torch.from_numpy(top * shares[at : at + count].reshape(shape).astype(np.float32) / 255)
+        weights[kind] = torch.from_numpy(top * shares[at : at + count].reshape(shape).astype(np.float32) / 255)
         row, at = row + height, at + count
-    return found
+    return weights

@@ -1,0 +1,150 @@
+"""Flags made from settings: only what the command line names is returned, so nothing can be confused with a default.
+
+Which flags there are depends on the task: first the words that every run has are read, then the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from regard.config import fit_value
+from regard.errors import ConfigError, did_you_mean
+from regard.settings import Group, RunConfig
+
+ALIASES = {"weights": ("--from",)}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as ours; flags in full only."""
+
+    def __init__(self, **options: Any):
+        shape = argparse.RawDescriptionHelpFormatter
+        super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, formatter_class=shape, **options)
+
+    def error(self, message: str) -> Any:
+        raise ConfigError(message, do=f"see {self.prog} --help")
+
+
+def add_setting(parser: Any, name: str, kind: Any, help: str, default: Any = None) -> None:
+    """One flag. A switch may be given alone, as --no-NAME, or with True or False."""
+    flag = "--" + name.replace("_", "-")
+    flags = [flag, *([f"--{name}"] if "_" in name else []), *ALIASES.get(name, ())]
+    shown = help.replace("%", "%%")
+    if default not in (None, MISSING, ()):
+        shown += f" (default: {default})"
+    options: dict[str, Any] = {"dest": name, "help": shown}
+    if bool in _options(kind):
+        parser.add_argument(*flags, type=_reader(kind, name), nargs="?", const=True, metavar="True|False", **options)
+        parser.add_argument("--no-" + name.replace("_", "-"), action="store_false", dest=name, help=argparse.SUPPRESS)
+    elif any(get_origin(option) is tuple for option in _options(kind)):
+        parser.add_argument(*flags, nargs="+", type=_reader(kind, name), metavar="N", **options)
+    else:
+        parser.add_argument(*flags, type=_reader(kind, name), metavar=_metavar(kind), **options)
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _choices(kind: Any) -> list[str]:
+    return [str(value) for option in _options(kind) if get_origin(option) is Literal for value in get_args(option)]
+
+
+def _metavar(kind: Any) -> str:
+    if choices := _choices(kind):
+        others = [option for option in _options(kind) if get_origin(option) is not Literal and option is not type(None)]
+        return "{" + ",".join(choices + [option.__name__.upper() for option in others]) + "}"
+    return next((o.__name__.upper() for o in _options(kind) if o is not type(None) and hasattr(o, "__name__")), "VALUE")
+
+
+def _reader(kind: Any, name: str) -> Any:
+    """From a word to a value of the hinted type; whether it fits is for the settings to say."""
+    options = _options(kind)
+    texts = str in options or bool(_choices(kind))
+
+    def read(word: str) -> Any:
+        if word in _choices(kind) or (texts and not {int, float} & set(options)):
+            return None if word == "None" and type(None) in options and str not in options else word
+        try:
+            return ast.literal_eval(word)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return word
+
+    read.__name__ = name
+    return read
+
+
+def add_settings(parser: Parser, configs: Sequence[type[RunConfig]], common_only: bool = False) -> None:
+    """The flags of the settings of one task or several, in groups; `common_only` hides the others from the help.
+
+    Of several tasks all flags are read; a task refuses those that it does not have.
+    """
+    titles: dict[str, Any] = {}
+    seen: set[str] = set()
+    for config in configs:
+        for group, entry, kind in config.entries():
+            if entry.name in seen:
+                continue
+            seen.add(entry.name)
+            title, shown = config.groups()[group].title, entry.metadata["common"] or not common_only
+            if title not in titles and shown:
+                titles[title] = parser.add_argument_group(title)
+            help = entry.metadata["help"] if shown else argparse.SUPPRESS
+            add_setting(titles[title] if shown else parser, entry.name, kind, help, entry.default)
+    shape = None if common_only else parser.add_argument_group("shape of the model (default: its own)")
+    for config in configs:
+        for name, kind in sorted(config.shape_fields().items()):
+            if name not in seen:
+                seen.add(name)
+                help = "field of the model's config" if shape else argparse.SUPPRESS
+                add_setting(shape or parser, name, int | kind if kind == tuple[int, ...] else kind, help)
+
+
+def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> None:
+    """The flags of the options that tasks have for a command."""
+    seen: set[str] = set()
+    for title, group in groups:
+        hints = get_type_hints(group)
+        own = [entry for entry in fields(group) if entry.name not in seen]  # pyright: ignore[reportArgumentType]
+        place = parser.add_argument_group(title) if own else parser
+        for entry in own:
+            seen.add(entry.name)
+            add_setting(place, entry.name, hints[entry.name], entry.metadata["help"], entry.default)
+
+
+def checked_options(group: type[Group], given: dict[str, Any], task: str) -> dict[str, Any]:
+    """The options that a task has for a command, checked; others are refused by name."""
+    hints = get_type_hints(group)
+    for name in given:
+        if name not in hints or name == "title":
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is not for {task}", do=f"leave --{flag} out")
+    values = {name: fit_value(value, hints[name], name, None) for name, value in given.items()}
+    group(**values)
+    return values
+
+
+def parse(parser: Parser, words: Sequence[str], known: Iterable[str] = ()) -> dict[str, Any]:
+    """What the words name; a flag that does not exist is an error with a suggestion."""
+    values, rest = parser.parse_known_args(list(words))
+    given = {name: _single(value) for name, value in vars(values).items()}
+    if rest:
+        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        word = next((word for word in rest if word.startswith("--")), rest[0])
+        name = word.partition("=")[0]
+        if not name.startswith("--"):
+            raise ConfigError(f"{word!r} is one word too many", do=f"see {parser.prog} --help")
+        raise ConfigError(f"there is no flag {name} here", do=did_you_mean(name, [*flags, *known]))
+    return given
+
+
+def _single(value: Any) -> Any:
+    """One number for all axes, or a tuple."""
+    if isinstance(value, list):
+        return value[0] if len(value) == 1 else tuple(value)
+    return value

@@ -1,0 +1,109 @@
+"""Pixels fitted to a network's input: channels, the centred fit, and the crops of training."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.augment import to_float
+from regard.errors import DataError
+from regard.geometry import fitting_window
+
+EDGE = 4  # pixels mirrored around a picture by the simple crop
+
+
+def with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Grey made colour by repetition, colour made grey by luminance; other numbers must match."""
+    if len(pixels) == channels:
+        return pixels
+    if len(pixels) == 1:
+        return pixels.expand(channels, *pixels.shape[1:])
+    if len(pixels) == 3 and channels == 1:
+        grey = (to_float(pixels) * torch.tensor([0.299, 0.587, 0.114]).reshape(3, *[1] * (pixels.ndim - 1))).sum(0)
+        return _as(grey[None], pixels.dtype)
+    raise DataError(f"an image has {len(pixels)} channels where {channels} are expected")
+
+
+def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The largest centred part with the proportions of `size`, scaled to it: nothing is stretched."""
+    old = tuple(pixels.shape[1:])
+    if len(old) != len(size):
+        raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
+    for axis, (start, length) in enumerate(fitting_window(old, size), start=1):
+        pixels = pixels.narrow(axis, start, length)
+    return _resize(pixels, size)
+
+
+def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Whether `fit` cuts something off: the proportions differ."""
+    scales = [new / was for new, was in zip(size, old, strict=True)]
+    return max(scales) > 1.02 * min(scales)
+
+
+def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
+    """Inception's crop: 25 to 100 % of the area, 3/4 to 4/3 of the proportions of `size`, scaled to it.
+
+    A volume is cropped by the same share on every axis.
+    """
+    old = tuple(pixels.shape[1:])
+    area, ratio = 0.25 + 0.75 * u[0], math.exp((2 * u[1] - 1) * math.log(4 / 3))
+    if len(size) == 2:
+        ratio *= size[0] / size[1]
+        total = area * old[0] * old[1]
+        lengths = [math.sqrt(total * ratio), math.sqrt(total / ratio)]
+    else:
+        lengths = [side * area ** (1 / len(size)) for side in old]
+    for axis, (side, wish) in enumerate(zip(old, lengths, strict=True)):
+        length = min(side, max(1, round(wish)))
+        pixels = pixels.narrow(1 + axis, int(u[2 + axis] * (side - length + 1)), length)
+    return _resize_quickly(pixels, size)
+
+
+def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
+    """DeiT III's simple random crop: scaled so that the shorter side fits, four pixels mirrored around it, cut to size.
+
+    Nearly all of the picture stays, at its own proportions and scale.
+    """
+    old = tuple(pixels.shape[1:])
+    scale = max(new / was for new, was in zip(size, old, strict=True))
+    pixels = _resize_quickly(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
+    for axis, (new, at) in enumerate(zip(size, u[2 : 2 + len(size)], strict=True), start=1):
+        side = pixels.shape[axis]
+        start = int(at * (side + 2 * EDGE - new + 1)) - EDGE
+        index = torch.arange(start, start + new).abs()
+        index = torch.where(index < side, index, 2 * (side - 1) - index).clamp(0, side - 1)
+        pixels = pixels.index_select(axis, index)
+    return pixels
+
+
+CROPS = {"resized": random_crop, "simple": simple_crop}
+"""Crops cut when an image is read, from all of its pixels; the others move what the network's input holds."""
+
+
+def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+    if tuple(pixels.shape[1:]) == size:
+        return pixels
+    if len(size) == 2:
+        resized = F.interpolate(to_float(pixels)[None], size=size, mode="bilinear", antialias=True)
+    else:
+        resized = F.interpolate(to_float(pixels)[None], size=size, mode="trilinear" if len(size) == 3 else "linear")
+    return _as(resized[0], pixels.dtype)
+
+
+def _resize_quickly(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+    """For training's crops: bytes stay bytes, the channels of a pixel side by side, in a tenth of the time.
+
+    Each axis is rounded by itself, so a value may be one level off; what is predicted or tested goes the exact way.
+    """
+    if tuple(pixels.shape[1:]) == size or len(size) != 2 or pixels.dtype != torch.uint8:
+        return _resize(pixels, size)
+    near = pixels[None].contiguous(memory_format=torch.channels_last)
+    return F.interpolate(near, size=size, mode="bilinear", antialias=True)[0]
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x * 255).round().clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else x
