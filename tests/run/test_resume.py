@@ -19,14 +19,14 @@ import regard.training.loop as loop
 from regard.errors import ConfigError, DataError, RunError
 from regard.training import load_state
 from regard.training.step import Step
-from regard.training.stopping import WISH
+from regard.training.stopping import STOP_FILE
 from tests.conftest import make_folder
 from tests.training.test_training import quick, use_sgd
 
 SETTINGS = {
-    "model": "vit_nano", "depth": 2, "epochs": 3, "batch": 4, "explain": 0, "size": 16, "device": "cpu",
+    "model": "vit_nano", "depth": 2, "epochs": 3, "batch_size": 4, "explain": 0, "size": 16, "device": "cpu",
     "crop": "resized", "flip": True, "policy": "trivial", "mixup": 0.3, "cutmix": 0.3, "dropout": 0.1, "drop_path": 0.2,
-    "optimizer": "muon", "narrow": 0.4,
+    "optimizer": "muon", "low_res": 0.4,
 }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_a_second_ctrl_c_stops_at_once():
 def test_where_no_signal_comes_a_file_stops_a_run(picture_folder, tmp_path, monkeypatch):
     """As under Ray, whose processes train in a thread."""
     (tmp_path / "stop").touch()
-    monkeypatch.setenv(WISH, str(tmp_path / "stop"))
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
     with pytest.raises(KeyboardInterrupt):
         quick(picture_folder, tmp_path / "run", epochs=3)
     state = load_state(tmp_path / "run" / "checkpoints" / "state.safetensors")
@@ -224,7 +224,7 @@ def test_skipping_it_leaves_everything_as_if_it_had_not_been(picture_folder, tmp
 
 
 def test_where_memory_runs_out_smaller_pieces_give_the_same(picture_folder, tmp_path, monkeypatch, capsys):
-    plain = {"epochs": 2, "crop": "none", "batch": 8, "quiet": False, "clip": 0.0, "lr": 0.05, "drop_path": 0.0}
+    plain = {"epochs": 2, "crop": "none", "batch_size": 8, "quiet": False, "clip": 0.0, "lr": 0.05, "drop_path": 0.0}
     use_sgd(monkeypatch)
 
     def scarce(call, loss, targets):
@@ -275,7 +275,7 @@ def test_the_largest_batch_is_found_by_trying(monkeypatch, room, most, expected)
 
 def test_a_batch_found_by_itself_needs_a_gpu(picture_folder, tmp_path):
     with pytest.raises(ConfigError, match="needs a GPU"):
-        quick(picture_folder, tmp_path / "run", batch="auto")
+        quick(picture_folder, tmp_path / "run", batch_size="auto")
 
 
 def test_a_few_unreadable_images_are_left_out_and_listed(tmp_path):
@@ -325,5 +325,5 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(picture_folder, tmp_path, 
 def test_a_dry_run_times_whole_pictures(picture_folder, tmp_path, monkeypatch):
     sizes, whole = set(), Step.whole
     monkeypatch.setattr(Step, "whole", lambda step, parts: (sizes.add(parts[0][0].shape[2:]), whole(step, parts))[1])
-    quick(picture_folder, tmp_path / "run", dry_run=True, narrow=0.9)
+    quick(picture_folder, tmp_path / "run", dry_run=True, low_res=0.9)
     assert sizes == {(16, 16)}

@@ -28,7 +28,7 @@ def quick(data, out, **settings):
         "model": "vit_nano",
         "depth": 2,
         "epochs": 2,
-        "batch": 8,
+        "batch_size": 8,
         "explain": 0,
         "quiet": True,
         "size": 16,
@@ -79,8 +79,8 @@ def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_p
         "clip": 0.0,
         "lr": 0.05,
     }
-    one = final_weights(quick(picture_folder, tmp_path / "one", batch=8, **plain))
-    two = final_weights(quick(picture_folder, tmp_path / "two", batch=4, accumulate=2, **plain))
+    one = final_weights(quick(picture_folder, tmp_path / "one", batch_size=8, **plain))
+    two = final_weights(quick(picture_folder, tmp_path / "two", batch_size=4, accumulate=2, **plain))
     for name in one:
         torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
 
@@ -196,7 +196,7 @@ def test_volumes_train_evaluate_and_explain(tmp_path):
     volumes[labels == 1, :4] += 150
     np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
     run = regard.train(
-        tmp_path / "v.npz", model="vit3d_nano", patch=4, epochs=8, batch=8, explain=1, out=tmp_path / "run", quiet=True
+        tmp_path / "v.npz", model="vit3d_nano", patch=4, epochs=8, batch_size=8, explain=1, out=tmp_path / "run", quiet=True
     )
     assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
     explained = regard.load(run.path).explain(torch.from_numpy(volumes[1])[None])
@@ -215,9 +215,9 @@ def test_what_was_found_before_is_not_read_again(picture_folder, tmp_path, monke
     found = regard.check(picture_folder, quiet=True)
     other = regard.check("digits", quiet=True)
     monkeypatch.setattr("regard.measuring.look_at", lambda *_: pytest.fail("read again"))
-    assert quick(picture_folder, tmp_path / "run", found=found).read_json("summary.json")["figures"]
+    assert quick(picture_folder, tmp_path / "run", dataset=found).read_json("summary.json")["figures"]
     with pytest.raises(ConfigError, match=r"not what `regard\.check` has found"):
-        quick(picture_folder, tmp_path / "wrong", found=other)
+        quick(picture_folder, tmp_path / "wrong", dataset=other)
     assert not (tmp_path / "wrong").exists()
     with pytest.raises(ConfigError, match="found is for images"):
-        regard.train("dates", found=found, out=tmp_path / "words", quiet=True)
+        regard.train("dates", dataset=found, out=tmp_path / "words", quiet=True)
