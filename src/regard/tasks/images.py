@@ -347,6 +347,9 @@ class ImagePredictor:
 
     # The same for all.
 
+    def data_settings(self, data: str | Path) -> dict[str, Any]:
+        return {}
+
     def prepare(self, image: Image) -> Tensor:
         """The network's input for an image, (1, channels, *size): fitted and normalised, on its device."""
         return self.preparation(self._read(image)[1]).to(self.device)
