@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from regard.recipes.settle import settle
 from torch import nn
 
 import regard
 from regard.errors import ConfigError
-from regard.recipes.settle import settle
 from regard.training import Muon, make_optimizers
 from regard.training.optim import orthogonalised
 
@@ -124,7 +124,14 @@ def test_a_recipe_for_a_vit_lends_a_resnet_what_is_not_its_shape(tmp_path):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_by_steps_takes_exactly_so_many(accumulate, tmp_path):
-    settings = {"model": "mlp_nano", "images": 100, "batch_size": 20, "explain": 0, "quiet": True, "accumulate": accumulate}
+    settings = {
+        "model": "mlp_nano",
+        "images": 100,
+        "batch_size": 20,
+        "explain": 0,
+        "quiet": True,
+        "accumulate": accumulate,
+    }
     run = regard.train("digits", steps=7, out=tmp_path / "a", **settings)
     config, origins = run.read_config()[1:]
     per_epoch = 5 if accumulate == 1 else 3

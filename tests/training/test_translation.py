@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from regard.translating import compare_text, holds_text
 
 import regard
 from regard.data.feed import TextFeed
@@ -16,7 +17,6 @@ from regard.data.text import EncodedPairs, TextLoader, train_tokenizers
 from regard.errors import ConfigError, DataError, RunError
 from regard.tasks import NextWord
 from regard.training import Step, Training, learning_rate
-from regard.translating import compare_text, holds_text
 from regard.weights import Run
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
