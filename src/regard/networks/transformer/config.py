@@ -42,6 +42,10 @@ class TransformerConfig(TextConfig):
     activation: Literal["gelu", "relu", "swish"] = "relu"
     eps: float = 1e-6
 
+    @property
+    def block_count(self) -> int:
+        return self.depth + (self.decoder_depth or self.depth)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "heads", "mlp", "length")
