@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from regard.tasks.entropy import cross_entropy
 from torch.nn import functional as F
 
-from regard.tasks import entropy
+from regard.tasks.translation import entropy
+from regard.tasks.translation.entropy import cross_entropy
 
 WANTED = torch.tensor([3, 0, 6, 6, 1, 0, 2, 5, 4])
 
