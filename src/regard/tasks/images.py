@@ -338,6 +338,10 @@ class ImagePredictor:
         """What is explained, (B, outputs)."""
         return output.logits.float()
 
+    def watched(self, output: Any) -> Tensor:
+        """What the checks of an explanation watch, (B, outputs)."""
+        return self.answers(output)
+
     def prediction(self, name: str, answer: Tensor) -> Any:
         raise NotImplementedError
 
@@ -409,7 +413,7 @@ class ImagePredictor:
         number = self.target_number(target, answer)
         return explain(
             self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
-            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.answers(output)[:, number],
+            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
             method=method, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
             twins=self.random_models, **options,
         )  # fmt: skip
