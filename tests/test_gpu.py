@@ -24,7 +24,7 @@ from regard.training.step import Step
 from regard.weights import Run
 from tests.conftest import make_folder
 from tests.nn.test_attention import Watch, reference
-from tests.training.test_translation import write_pairs
+from tests.conftest import write_pairs
 
 pytestmark = pytest.mark.gpu
 

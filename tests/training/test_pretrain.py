@@ -54,8 +54,9 @@ def test_a_run_folder_says_what_was_done(finished):
     held = {p.relative_to(finished.path).as_posix() for p in finished.path.rglob("*") if p.is_file()}
     assert held == {
         "config.json", "command.txt", "environment.json", "data.json", "splits.csv", "metrics.csv", "summary.json",
-        "predictions.csv", "report.html", "figures/curves.svg", "figures/reconstructions.png", "checkpoints/best.safetensors",
-        "checkpoints/best-decoder.safetensors", "checkpoints/last.safetensors", "checkpoints/state.safetensors",
+        "predictions.csv", "report.html", "figures/curves.svg", "figures/reconstructions.png",
+        "checkpoints/best.safetensors", "checkpoints/best-decoder.safetensors",
+        "checkpoints/last.safetensors", "checkpoints/state.safetensors",
     }  # fmt: skip
     assert finished.read_config().task == "pretraining"
     rows, summary = finished.read_rows("metrics.csv"), finished.read_json("summary.json")
