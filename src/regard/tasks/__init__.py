@@ -44,6 +44,7 @@ class Entry:
 
 TASKS = (
     Entry("translation"),
+    Entry("regression"),
     Entry("classification"),
     Entry("pretraining", command="pretrain"),
 )
