@@ -21,6 +21,7 @@ from regard.weights.load import name_of
 from regard.weights.names import detect
 from regard.weights.vit import write_names
 from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION
+from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, save_own
 from tests.weights.test_files import model, timm_state
 
@@ -61,7 +62,7 @@ def test_another_size_resamples_the_positions_and_says_so(file):
     assert torch.equal(made.positions.table[:1], table[:1])
     assert torch.equal(made.positions.table[1:], resample_grid(table[1:], (3, 3), (2, 5)))
     assert_close(made.eval()(picture(16, 40)).logits, plain(picture(16, 40)).logits)
-    predictor = regard.load(file, device="cpu", quiet=True)
+    predictor = load_classifier(file, device="cpu", quiet=True)
     assert predictor.preparation.size == (24, 24)
 
 
@@ -169,7 +170,7 @@ def test_turning_is_nothing_a_foreign_file_knows(file):
 
 def test_a_predictor_is_told_its_heads(tmp_path):
     save_file(timm_state(width=48), tmp_path / "w.safetensors")
-    assert regard.load(tmp_path / "w.safetensors", "cpu", quiet=True, heads=3).model.config.heads == 3
+    assert load_classifier(tmp_path / "w.safetensors", "cpu", quiet=True, heads=3).model.config.heads == 3
 
 
 def test_a_rectangle_needs_its_size_said(tmp_path):
@@ -183,7 +184,7 @@ def test_a_folder_as_timm_publishes_it_says_size_and_normalisation(tmp_path):
     save_file(timm_state(size=(24, 40)), tmp_path / "model.safetensors")
     about = '{"input_size": [3, 24, 40], "mean": [0.5, 0.4, 0.3], "std": [1, 2, 3]}'
     (tmp_path / "config.json").write_text(f'{{"architecture": "vit", "pretrained_cfg": {about}}}')
-    predictor = regard.load(tmp_path, device="cpu", quiet=True)
+    predictor = load_classifier(tmp_path, device="cpu", quiet=True)
     assert predictor.preparation.size == (24, 40)
     assert (predictor.preparation.mean, predictor.preparation.std) == ((0.5, 0.4, 0.3), (1.0, 2.0, 3.0))
 
@@ -201,7 +202,7 @@ def test_classes_of_the_same_name_are_told_apart(tmp_path):
     """As ImageNet's two cranes: a prediction has one probability a name."""
     labels = '{"0": "crane", "1": "a", "2": "crane", "3": "crane (2)", "4": "b"}'
     folder = hf_folder(tmp_path / "hf", f'{{"model_type": "vit", "id2label": {labels}}}')
-    predictor = regard.load(folder, "cpu", quiet=True)
+    predictor = load_classifier(folder, "cpu", quiet=True)
     assert predictor.classes == ("crane (0)", "a", "crane (2) (2)", "crane (2) (3)", "b")
     answer = predictor.predict(torch.rand(3, 24, 24))
     assert len(answer.probs) == 5
@@ -221,7 +222,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("text", PROCESSORS)
 def test_images_are_scaled_and_normalised_as_the_preprocessor_says(text, tmp_path):
-    predictor = regard.load(hf_folder(tmp_path / "hf", preprocessor=text), "cpu", quiet=True)
+    predictor = load_classifier(hf_folder(tmp_path / "hf", preprocessor=text), "cpu", quiet=True)
     mean, std = PROCESSORS[text]
     assert predictor.preparation.mean == pytest.approx((mean,) * 3)
     assert predictor.preparation.std == pytest.approx((std,) * 3)
@@ -239,7 +240,7 @@ def test_images_are_scaled_and_normalised_as_the_preprocessor_says(text, tmp_pat
 @pytest.mark.parametrize("factor", ["0", "-1", '"x"', "NaN", "1e300", "null"])
 def test_a_scale_that_makes_no_picture_is_refused(factor, tmp_path):
     with pytest.raises(RegardError, match=r"rescale_factor cannot be(.|\n)*preprocessor_config\.json"):
-        regard.load(hf_folder(tmp_path / "hf", preprocessor=f'{{"rescale_factor": {factor}}}'))
+        load_classifier(hf_folder(tmp_path / "hf", preprocessor=f'{{"rescale_factor": {factor}}}'))
 
 
 def test_an_assumed_eps_does_not_deny_the_config_beside_it(tmp_path):
@@ -407,10 +408,10 @@ def test_a_published_dinov2_with_registers(tmp_path):
 @pytest.mark.parametrize("to", ["timm", "torchvision", "hf", "regard"])
 def test_a_run_converted_and_read_back_answers_the_same(run_folder, digit_files, tmp_path, to):
     """Heads, class names and normalisation come along, though the tensors do not say them."""
-    own = regard.load(run_folder).predict(digit_files / "3.png")
+    own = load_classifier(run_folder).predict(digit_files / "3.png")
     out = tmp_path / ("folder" if to == "hf" else "file.safetensors")
     convert(run_folder, out, to=to)
-    again = regard.load(out, quiet=True).predict(digit_files / "3.png")
+    again = load_classifier(out, quiet=True).predict(digit_files / "3.png")
     assert again.label == own.label
     assert again.confidence == pytest.approx(own.confidence, abs=1e-5)
 
