@@ -22,9 +22,8 @@ from regard.tasks.translation.settings import Config as TextConfig
 from regard.training import Average, Training
 from regard.training.step import Step
 from regard.weights import Run
-from tests.conftest import make_folder
+from tests.conftest import make_folder, write_pairs
 from tests.nn.test_attention import Watch, reference
-from tests.training.test_translation import write_pairs
 
 pytestmark = pytest.mark.gpu
 

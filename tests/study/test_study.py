@@ -17,7 +17,7 @@ from regard.study.result import Gap, compare, crossing
 from regard.weights import Run
 from tests.loading import load_classifier
 
-TINY: dict[str, Any] = {"epochs": 1, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
+TINY: dict[str, Any] = {"steps": 2, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -347,43 +345,34 @@ def test_other_positions_are_written_as_a_table(positions, tmp_path):
     assert_close(again(picture(24, 24)).logits, ours(picture(24, 24)).logits)
 
 
-def command(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "regard", *map(str, words)],
-        cwd=cwd, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def test_the_command_says_what_it_read_changed_and_wrote(file):
-    done = command(
-        "convert", "w.safetensors", "w.npz", "--to", "google", "--classes", 3, "--size", 16, 40, cwd=file.parent
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_command_says_what_it_read_changed_and_wrote(file, cli, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    code, said, error = cli("convert", "w.safetensors", "w.npz", "--to", "google", "--classes", 3, "--size", 16, 40)
+    assert code == 0, error
     for words in (
         "w.safetensors: timm names",
         "2×5 patches",
         "3 classes is all zeros",
         "w.npz: google names, 40 tensors",
     ):
-        assert words in done.stdout
+        assert words in said
     with np.load(file.parent / "w.npz") as stored:
         assert stored["head/kernel"].shape == (64, 3)
         assert stored["Transformer/posembed_input/pos_embedding"].shape == (1, 11, 64)
-    again = command("convert", "w.safetensors", "w.npz", "--to", "google", cwd=file.parent)
-    assert again.returncode == 2
-    assert "exists already" in again.stderr
-    assert "Traceback" not in again.stderr
-    square = command("convert", "w.safetensors", "t.safetensors", "--to", "torchvision", "--size", 32, cwd=file.parent)
-    assert square.returncode == 0, square.stderr
+    code, _, error = cli("convert", "w.safetensors", "w.npz", "--to", "google")
+    assert code == 2
+    assert "exists already" in error
+    assert "Traceback" not in error
+    code, _, error = cli("convert", "w.safetensors", "t.safetensors", "--to", "torchvision", "--size", 32)
+    assert code == 0, error
     assert load_file(file.parent / "t.safetensors")["encoder.pos_embedding"].shape == (1, 17, 64)
 
 
-def test_the_command_refuses_zero_rather_than_dropping_it(file):
+def test_the_command_refuses_zero_rather_than_dropping_it(file, cli):
     for flag, message in (("--heads", "heads must be at least 1, not 0"), ("--size", "size=0 does not fit")):
-        done = command("convert", "w.safetensors", "w.npz", "--to", "google", flag, 0, cwd=file.parent)
-        assert done.returncode == 2, done.stdout
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        code, said, error = cli("convert", file, file.parent / "w.npz", "--to", "google", flag, 0)
+        assert code == 2, said
+        assert message in error
     assert not (file.parent / "w.npz").exists()
 
 

@@ -8,9 +8,9 @@ import torch
 import regard
 from regard.errors import RunError
 from regard.weights import average
+from tests.conftest import SMALL_TRANSLATOR, write_pairs
 from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
 from tests.loading import load_translator
-from tests.training.test_translation import SMALL, write_pairs
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
@@ -54,7 +54,7 @@ def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path
 
 def test_the_mean_of_the_last_epochs_is_a_translator_too(tmp_path):
     data = write_pairs(tmp_path / "data", 150)
-    run = regard.train(data, **SMALL, epochs=4, keep=3, out=tmp_path / "run")
+    run = regard.train(data, **SMALL_TRANSLATOR, epochs=4, keep=3, out=tmp_path / "run")
     kept = sorted((run.path / "checkpoints").glob("epoch-*.safetensors"))
     assert len(kept) == 3
     expected = average([load_translator(path).model.state_dict() for path in kept[-2:]])
