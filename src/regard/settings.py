@@ -30,9 +30,14 @@ def setting(
     most: float | None = None,
     below: float | None = None,
     common: bool = False,
+    opens: bool = False,
 ) -> Any:
-    """A field of a group. Numbers lie between `least` and `most`, or below `below`; `common` ones head the help."""
-    return field(default=default, metadata={"help": help, "range": (least, most, below), "common": common})
+    """A field of a group. Numbers lie between `least` and `most`, or below `below`.
+
+    `common` ones are in the short help. Those that say what the data is (`opens`) are flags of `regard check` too.
+    """
+    about = {"help": help, "range": (least, most, below), "common": common, "opens": opens}
+    return field(default=default, metadata=about)
 
 
 class Group:
@@ -67,7 +72,9 @@ class Model(Group):
     """Which network, and the fields of its config that differ from its own."""
 
     title: ClassVar[str] = "model"
-    model: str = setting("vit_s16", "Name of the model; `regard models` lists them.", common=True)
+    model: str = setting(
+        "vit_s16", "Name of the model; `regard models` lists them. Default: the recipe's.", common=True
+    )
     shape: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
@@ -78,7 +85,7 @@ class Model(Group):
 @dataclass(frozen=True)
 class General(Group):
     title: ClassVar[str] = "general"
-    recipe: str | None = setting(None, "Named settings (docs/training.md). Default: chosen by the data.", common=True)
+    recipe: str | None = setting(None, "Settings by name (below). Default: chosen by the data.", common=True)
     out: str | None = setting(
         None, "Run folder to make. Default: runs/DATA-MODEL, with a number if that exists.", common=True
     )
@@ -166,6 +173,7 @@ class Data(Group):
 
 @dataclass(frozen=True)
 class ImageData(Data):
+    title: ClassVar[str] = "image data"
     batch_size: int | Literal["auto"] = setting(
         64, "Images per batch, over all processes; auto: the most that the GPU can hold.", least=1, common=True
     )
@@ -216,7 +224,7 @@ class Transfer(Group):
     title: ClassVar[str] = "fine-tuning"
     weights: str | None = setting(
         None,
-        "Start from these weights (also --from): a file of any public format, or a run. The model is inferred from it.",
+        "Start from these weights: a file of any public format, or a run. The model is inferred from it.",
         common=True,
     )
     freeze: int | Literal["all"] | None = setting(
@@ -280,12 +288,23 @@ class RunConfig:
     @classmethod
     def shape_fields(cls, model: str | None = None) -> dict[str, Any]:
         """Name and type of each settable field of the model's config; of all models of this kind if none is said."""
-        names = [model] if model else [n for n in registry.MODELS if registry.config_class(n).inputs == cls.takes]
-        found: dict[str, Any] = {}
-        for kind in {registry.config_class(name) for name in names}:
+        types: dict[str, Any] = {}
+        for kind in cls._model_configs(model):
             hints = get_type_hints(kind)
-            found |= {f.name: found[f.name] | hints[f.name] if f.name in found else hints[f.name] for f in fields(kind)}
-        return {name: kind for name, kind in found.items() if name not in cls.not_shape}
+            types |= {f.name: types[f.name] | hints[f.name] if f.name in types else hints[f.name] for f in fields(kind)}
+        return {name: kind for name, kind in types.items() if name not in cls.not_shape}
+
+    @classmethod
+    def shape_entries(cls, model: str | None = None) -> dict[str, Field[Any]]:
+        """The same fields as the first family that has each of them defines it: for their help texts."""
+        configs = cls._model_configs(model)
+        return {f.name: f for kind in reversed(configs) for f in fields(kind) if f.name not in cls.not_shape}
+
+    @classmethod
+    def _model_configs(cls, model: str | None) -> list[type[Any]]:
+        names = [model] if model else list(registry.MODELS)
+        kinds = dict.fromkeys(registry.config_class(name) for name in names)
+        return [kind for kind in kinds if model or kind.inputs == cls.takes]
 
     def change(self, values: Mapping[str, Any], where: object = None) -> Self:
         """The same with some settings changed, each checked by its type and range."""

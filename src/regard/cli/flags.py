@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import shutil
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,34 +18,61 @@ from regard.errors import ConfigError, did_you_mean
 from regard.settings import Group, RunConfig
 
 ALIASES = {"weights": ("--from",)}
+MODEL_FIELDS = "fields of the model (default: its own)"
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Each flag once: without its spelling by underscores, and the value after the last name only."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28, width=min(shutil.get_terminal_size().columns, 110))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if "_" not in name]
+        if not names or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(names)} {self._format_args(action, action.dest.upper())}"
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors as ours; flags in full only."""
+    """Errors as ours; flags in full only; a usage line that names the positional arguments."""
 
     def __init__(self, **options: Any):
-        shape = argparse.RawDescriptionHelpFormatter
-        super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, formatter_class=shape, **options)
+        super().__init__(
+            argument_default=argparse.SUPPRESS, allow_abbrev=False, formatter_class=HelpFormatter, **options
+        )
 
     def error(self, message: str) -> Any:
         raise ConfigError(message, do=f"see {self.prog} --help")
 
+    def format_help(self) -> str:
+        actions = self._get_positional_actions()
+        words = [f"[{a.dest.upper()}]" if a.nargs == "?" else a.dest.upper() for a in actions]
+        words = [f"{word} ..." if a.nargs in ("*", "+") else word for word, a in zip(words, actions, strict=True)]
+        self.usage = " ".join([self.prog, *words, "[--flag VALUE ...]"])
+        return super().format_help()
 
-def add_setting(parser: Any, name: str, kind: Any, help: str, default: Any = None) -> None:
-    """One flag. A switch may be given alone, as --no-NAME, or with True or False."""
+
+def add_setting(parser: Any, name: str, kind: Any, help: str | None, default: Any = None) -> None:
+    """One flag, hidden where `help` is None. A switch may be given alone, as --no-NAME, or with True or False."""
     flag = "--" + name.replace("_", "-")
-    flags = [flag, *([f"--{name}"] if "_" in name else []), *ALIASES.get(name, ())]
-    shown = help.replace("%", "%%")
-    if default not in (None, MISSING, ()):
-        shown += f" (default: {default})"
-    options: dict[str, Any] = {"dest": name, "help": shown}
+    flags = [*ALIASES.get(name, ()), flag, *([f"--{name}"] if "_" in name else [])]
+    options: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS if help is None else _shown(help, default)}
     if bool in _options(kind):
-        parser.add_argument(*flags, type=_reader(kind, name), nargs="?", const=True, metavar="True|False", **options)
+        parser.add_argument(*flags, type=_reader(kind, name), nargs="?", const=True, metavar="BOOL", **options)
         parser.add_argument("--no-" + name.replace("_", "-"), action="store_false", dest=name, help=argparse.SUPPRESS)
     elif any(get_origin(option) is tuple for option in _options(kind)):
         parser.add_argument(*flags, nargs="+", type=_reader(kind, name), metavar="N", **options)
     else:
         parser.add_argument(*flags, type=_reader(kind, name), metavar=_metavar(kind), **options)
+
+
+def _shown(help: str, default: Any) -> str:
+    """A help text with the default, unless the text says it or there is none."""
+    if default in (None, MISSING, ()) or "Default:" in help:
+        return help.replace("%", "%%")
+    value = f"{default:g}" if isinstance(default, float) else default
+    return f"{help.removesuffix('.')} (default: {value}).".replace("%", "%%")
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
@@ -79,30 +107,43 @@ def _reader(kind: Any, name: str) -> Any:
     return read
 
 
-def add_settings(parser: Parser, configs: Sequence[type[RunConfig]], common_only: bool = False) -> None:
-    """The flags of the settings of one task or several, in groups; `common_only` hides the others from the help.
+Shown = Literal["all", "common", "none"]
 
-    Of several tasks all flags are read; a task refuses those that it does not have.
+
+def add_settings(
+    parser: Parser, configs: Sequence[type[RunConfig]], shown: Shown = "all", model: str | None = None
+) -> None:
+    """The flags of the settings of one task or several, in groups; `shown` says which are in the help.
+
+    Of several tasks all flags are read; a task refuses those that it does not have. A default is shown where the tasks
+    agree on it. With `model`, the fields of its config alone.
     """
-    titles: dict[str, Any] = {}
+    places: dict[str, Any] = {}
+    defaults: dict[str, set[Any]] = {}
+    for config in configs:
+        for _, entry, _ in config.entries():
+            defaults.setdefault(entry.name, set()).add(entry.default)
     seen: set[str] = set()
+
+    def add(title: str, name: str, kind: Any, about: Mapping[str, Any], default: Any) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        if shown == "none" or (shown == "common" and not about.get("common")):
+            return add_setting(parser, name, kind, None)
+        if title not in places:
+            places[title] = parser.add_argument_group(title)
+        add_setting(places[title], name, kind, about.get("help", ""), default)
+
     for config in configs:
         for group, entry, kind in config.entries():
-            if entry.name in seen:
-                continue
-            seen.add(entry.name)
-            title, shown = config.groups()[group].title, entry.metadata["common"] or not common_only
-            if title not in titles and shown:
-                titles[title] = parser.add_argument_group(title)
-            help = entry.metadata["help"] if shown else argparse.SUPPRESS
-            add_setting(titles[title] if shown else parser, entry.name, kind, help, entry.default)
-    shape = None if common_only else parser.add_argument_group("shape of the model (default: its own)")
-    for config in configs:
-        for name, kind in sorted(config.shape_fields().items()):
-            if name not in seen:
-                seen.add(name)
-                help = "field of the model's config" if shape else argparse.SUPPRESS
-                add_setting(shape or parser, name, int | kind if kind == tuple[int, ...] else kind, help)
+            default = entry.default if len(defaults[entry.name]) == 1 else None
+            add(config.groups()[group].title, entry.name, kind, entry.metadata, default)
+            if entry.name == "model":
+                kinds = config.shape_fields(model)
+                for name, field in sorted(config.shape_entries(model).items()):
+                    wide = int | kinds[name] if kinds[name] == tuple[int, ...] else kinds[name]
+                    add(MODEL_FIELDS if shown == "all" else "model", name, wide, field.metadata, None)
 
 
 def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> None:

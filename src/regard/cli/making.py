@@ -8,14 +8,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from regard import tasks
-from regard.cli.flags import Parser, add_setting, add_settings, parse
+from regard.cli.flags import Parser, Shown, add_setting, add_settings, parse
 from regard.console import columns, interval
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RunError
+from regard.run.settle import check_settings
 from regard.settings import RunConfig
 
 Quiet = Annotated[bool, arg(help="Print results only.")]
@@ -46,6 +48,10 @@ class Demo:
 DATA_HELP = """A folder of class folders, a .csv or .tsv with path and label (or numbers), a MedMNIST .npz, or digits;
 of parallel text a folder with files such as train.en and train.de, a table of two columns, or dates."""
 
+IMAGES_HELP = (
+    "A folder of images, a .csv or .tsv with a column of paths, a MedMNIST .npz, or digits. Labels are not used."
+)
+
 
 def run_train(words: Sequence[str], command: str = "train") -> None:
     """Train a model and write a run folder with figures, explanations and a report."""
@@ -53,16 +59,10 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
         "train": "Train a model and write a run folder with figures, explanations and a report.",
         "pretrain": "Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it.",
     }[command]
-    configs = [entry.config for entry in tasks.TASKS if entry.command == command]
-    everything = "--help-all" in words
-    words = [word for word in words if word != "--help-all"]
-    parser = _parser(command, about, configs, common_only=not everything)
-    if everything:
-        data = next((word for word in words if not word.startswith("-")), None)
-        chosen = [tasks.choose(data, {}, command)[0].config] if data else configs
-        _parser(command, about, chosen).print_help()
-        return
-    given = parse(parser, words)
+    entries = [entry for entry in reversed(tasks.TASKS) if entry.command == command]
+    if "--help-all" in words:
+        return _help_all(command, about, entries, [word for word in words if word != "--help-all"])
+    given = parse(_parser(command, about, entries, "common"), words)
     data, ray = given.pop("data"), given.pop("ray", None)
     same: dict[str, Any] = {
         "quiet": given.pop("quiet", False),
@@ -71,7 +71,7 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     }
     dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
     entry, _ = tasks.choose(data, given, command)
-    _check_early(entry, given)
+    check_settings(entry, given)
     if ray is not None:
         from regard.run.ray import train_on_ray
 
@@ -98,25 +98,26 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     print(made.path / "summary.json")
 
 
-def _check_early(entry: tasks.Entry, given: dict[str, Any]) -> None:
-    """What can be refused without torch."""
-    from pathlib import Path
-
-    entry.config.of(given)
-    if given.get("model"):
-        from regard import registry
-
-        registry.find(given["model"])
-        entry.config.of(given).check_model(given)
-    weights = given.get("weights")
-    if weights and not Path(weights).expanduser().exists():
-        raise ConfigError("there are no such weights", where=weights, do="give --from a file of weights, or a run")
+def _help_all(command: str, about: str, entries: Sequence[tasks.Entry], words: Sequence[str]) -> None:
+    """Every setting: of the task of the data and of the model, where the words name them."""
+    model = None
+    if words:
+        given = parse(_parser(command, about, entries), words)
+        entry, model = tasks.choose(given["data"], given, command)[0], given.get("model")
+        check_settings(entry, {"model": model} if model else {})
+        entries = [entry]
+    _parser(command, about, entries, model=model).print_help()
 
 
-def _parser(command: str, about: str, configs: Sequence[type[RunConfig]], common_only: bool = False) -> Parser:
-    more = f"`regard {command} DATA --help-all` shows every setting of that data's task." if common_only else None
+def _parser(
+    command: str, about: str, entries: Sequence[tasks.Entry], shown: Shown = "all", model: str | None = None
+) -> Parser:
+    more = f"""Recipes: {", ".join(name for entry in entries for name in entry.recipes)}.
+A recipe may change the defaults; a run prints what it uses and writes it to config.json."""
+    if shown == "common":
+        more += f"\n`regard {command} DATA --help-all` shows every setting for that data."
     parser = Parser(prog=f"regard {command}", description=about, epilog=more)
-    parser.add_argument("data", help=DATA_HELP)
+    parser.add_argument("data", help=DATA_HELP if command == "train" else IMAGES_HELP)
     parser.add_argument("--resume", action="store_true", help="If --out already holds a run, resume it.")
     parser.add_argument(
         "--dry-run", action="store_true", help="Build everything, make one step, print the plan, write nothing."
@@ -124,10 +125,10 @@ def _parser(command: str, about: str, configs: Sequence[type[RunConfig]], common
     if command == "train":
         parser.add_argument("--seeds", type=int, metavar="INT", help="Runs to make, each with the next seed.")
         parser.add_argument(
-            "--ray", type=int, metavar="INT", help="Train in so many processes that Ray starts. Needs --out."
+            "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
         )
     parser.add_argument("--quiet", action="store_true", help="Print results only.")
-    add_settings(parser, configs, common_only)
+    add_settings(parser, [entry.config for entry in entries], shown, model)
     return parser
 
 
@@ -143,10 +144,13 @@ def run_check(words: Sequence[str]) -> None:
     )
     parser.add_argument("data", help=DATA_HELP)
     parser.add_argument("--quiet", action="store_true", help="Print results only.")
-    add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], common_only=True)
+    for entry in tasks.TASKS:
+        for _, setting, kind in entry.config.entries():
+            if setting.metadata["opens"]:
+                add_setting(parser, setting.name, kind, setting.metadata["help"], setting.default)
     given = parse(parser, words)
     data, quiet = given.pop("data"), given.pop("quiet", False)
-    _check_early(tasks.choose(data, given)[0], given)
+    check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
     dataset = api.check(data, quiet=quiet, **given)
@@ -169,6 +173,7 @@ def run_resume(words: Sequence[str]) -> None:
     parser.add_argument("--quiet", action="store_true", help="Print results only.")
     given = parse(parser, words)
     run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet", False)
+    require_path(run)
     from regard import api
 
     tell_run(api.resume(run, data=data, quiet=quiet, command=command_line(), **given))
@@ -181,17 +186,19 @@ def run_study(words: Sequence[str]) -> None:
     """Compare over several runs: models by amount of data, positions, norms; or show why attention."""
     about = """Compare over several runs: models by amount of data, position embeddings, or the placement of norms.
 Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sinusoids. It takes no data."""
-    parser = Parser(prog="regard study", description=about)
+    more = """Any setting of `regard train` can be given too, such as --out, --steps, --recipe or --lr:
+`regard train DATA --help-all` shows them."""
+    parser = Parser(prog="regard study", description=about, epilog=more)
     parser.add_argument("kind", choices=STUDIES, help="What to compare.")
     parser.add_argument("data", nargs="?", default="", help="Data as for train; none for attention.")
     parser.add_argument("--models", help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano.")
     parser.add_argument("--sizes", help="Numbers of training images, separated by commas.")
-    parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3)")
-    parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time. (default: 1)")
+    parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
+    parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time (default: 1).")
     parser.add_argument("--quick", action="store_true", help="attention: a small form of it, in seconds.")
     parser.add_argument("--parts", help="attention: some of sinusoids,gradients,costs,bottleneck. Default: all.")
     parser.add_argument("--quiet", action="store_true", help="Print results only.")
-    add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], common_only=True)
+    add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], "none")
     given = parse(parser, words)
     kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet", False)
     if kind == "attention":
@@ -241,6 +248,12 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
     if not all(word.isdecimal() for word in words):
         raise ConfigError(f"{name}={text} are not whole numbers", do=f"give --{name} such as 250,500,1000")
     return tuple(map(int, words))
+
+
+def require_path(path: str) -> None:
+    """An error, before torch is imported, if a run or file of weights is not there."""
+    if not Path(path).expanduser().exists():
+        raise RunError("there is no such run or file", where=path, do="give the folder that `regard train` made")
 
 
 def command_line() -> str:

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from regard import tasks
 from regard.cli.flags import Parser, add_options, checked_options, parse
-from regard.cli.making import Quiet
+from regard.cli.making import Quiet, require_path
 from regard.console import columns
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
 
@@ -24,9 +24,12 @@ def _options(parser: Parser, kind: str) -> None:
 
 def _of_task(run: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
     """The options for the run's task; the others are refused."""
-    from regard.run.using import task_of
+    require_path(run)
+    entry = tasks.of_run(run)
+    if entry is None:
+        from regard.run.using import task_of
 
-    entry = task_of(run)
+        entry = task_of(run)
     return checked_options(getattr(entry.settings, kind), given, entry.name)
 
 
@@ -43,11 +46,12 @@ def run_eval(words: Sequence[str]) -> None:
     given = parse(parser, words)
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
     split, quiet = given.pop("split", None), given.pop("quiet", False)
+    options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api
     from regard.weights import to_json, write_text
 
-    result = api.evaluate(run, data, split=split, quiet=quiet, **_of_task(run, "EvalOptions", given))
+    result = api.evaluate(run, data, split=split, quiet=quiet, **options)
     if out:
         write_text(Path(out), to_json(result.to_json()))
     print(columns(("figure", "value", "95 % interval", "n"), [
@@ -75,9 +79,9 @@ def run_predict(words: Sequence[str]) -> None:
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
+    options = _of_task(run, "PredictOptions", given)
     from regard import api
 
-    options = _of_task(run, "PredictOptions", given)
     predictor: Any = api.load(run, quiet=quiet)
     shown = {name: options.pop(name) for name in ("top",) if name in options}
     failed: list[DataError] = []
@@ -99,18 +103,18 @@ def run_explain(words: Sequence[str]) -> None:
     parser.add_argument("run", help="Run folder or checkpoint file.")
     parser.add_argument("inputs", nargs="+", help="Files, folders or globs; of a translator, sentences.")
     parser.add_argument(
-        "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf. (default: explanation.png)"
+        "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf (default: explanation.png)."
     )
     parser.add_argument("--quiet", action="store_true", help="Print results only.")
     _options(parser, "ExplainOptions")
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
 
     check_ending(out)
-    options = _of_task(run, "ExplainOptions", given)
     predictor: Any = api.load(run, quiet=quiet)
     if not hasattr(predictor, "explain_inputs"):
         raise ConfigError("there is nothing to explain", where=run)
@@ -125,10 +129,10 @@ class Compare:
     """Run folders; all others are compared with the first."""
 
     def run(self) -> None:
+        for run in self.runs:
+            require_path(run)
         from regard import api
 
-        if not self.runs:
-            raise DataError("there are no runs to compare", do="give two run folders or more")
         rows = [
             (other, name, f"{c.difference.value:+.4f}", f"{c.difference.low:+.4f} to {c.difference.high:+.4f}",
              ", ".join(f"{test} {p:.4f}" for test, p in c.tests.items()))
@@ -165,6 +169,8 @@ class Probe:
     quiet: Quiet = False
 
     def run(self) -> None:
+        require_path(self.run_folder)
+        tasks.require_data(self.data)
         from regard import api
 
         try:
@@ -206,6 +212,7 @@ class Inspect:
     quiet: Quiet = False
 
     def run(self) -> None:
+        require_path(self.run_folder)
         from regard.data import find_images
         from regard.explain.draw import check_ending
         from regard.explain.inspection import own_pictures
@@ -236,6 +243,7 @@ class Report:
     """Run folder."""
 
     def run(self) -> None:
+        require_path(self.run_folder)
         from regard import api
         from regard.weights import Run
 
@@ -264,6 +272,7 @@ class Convert:
     """Attention heads, where neither the file nor the name says."""
 
     def run(self) -> None:
+        require_path(self.file)
         from regard.weights import convert
 
         fields: dict[str, Any] = {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
 
 from regard.config import require_positive, require_shares
 from regard.errors import ConfigError
+
+
+def shape(default: Any, help: str, common: bool = False) -> Any:
+    """A field of a config with its help text; `common` ones are in `regard train --help`."""
+    return field(default=default, metadata={"help": help, "common": common})
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,10 @@ class ImageConfig(NetworkConfig):
     any_size: ClassVar[bool] = True
     """Whether it takes inputs of other sizes than its own."""
 
-    size: tuple[int, ...] = (224, 224)
-    channels: int = 3
+    size: tuple[int, ...] = shape(
+        (224, 224), "Input size in pixels: one number, or one per axis. Default: chosen by the data.", common=True
+    )
+    channels: int = shape(3, "Input channels. Default: those of the data.")
     classes: int = 1000
 
     def __post_init__(self) -> None:
@@ -67,12 +74,13 @@ class TextConfig(NetworkConfig):
 
     vocabulary: int | tuple[int, int] = 37_000
     """Number of words: one for both languages together, or two, of source and target."""
-    embeddings: Literal["shared", "tied", "separate"] = "shared"
-    """One matrix for source, target and output; "tied": another for the source; "separate": three."""
-    output_bias: bool = False
-    width: int = 512
-    depth: int = 6
-    dropout: float = 0.1
+    embeddings: Literal["shared", "tied", "separate"] = shape(
+        "shared", "One matrix for source, target and output; tied: another for the source; separate: three."
+    )
+    output_bias: bool = shape(False, "A bias on the output layer.")
+    width: int = shape(512, "Embedding dimension.")
+    depth: int = shape(6, "Number of encoder blocks or layers.")
+    dropout: float = shape(0.1, "Dropout rate.")
     padding: int = 0
     start: int = 1
     """What the decoder is given before the first word."""

@@ -1,18 +1,20 @@
-"""From a recipe, the user's settings and the data to complete settings, with the origin of each."""
+"""From a recipe, the user's settings and the data to complete settings, with the origin of each. Free of torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard import registry
-from regard.data.dataset import Dataset
 from regard.errors import ConfigError, RunError
 from regard.settings import Origin, RunConfig
-from regard.task import Task
 from regard.tasks import Entry
+
+if TYPE_CHECKING:
+    from regard.data.dataset import Dataset
+    from regard.task import Task
 
 SIZES = {"width", "depth", "heads", "mlp"}
 """What makes one model of a family larger than another."""

@@ -32,11 +32,11 @@ def check(data: str | Path, progress: Progress, command: str = "train", **settin
 
 def task_of(path: str | Path) -> Entry:
     """The task of a run folder, a checkpoint or others' weights."""
+    if entry := tasks.of_run(path):
+        return entry
     path = Path(path).expanduser()
     if is_marian(path):
         return tasks.for_weights("", "transformer_base")
-    if (path / "config.json").is_file() and (path / "splits.csv").is_file():
-        return tasks.find(Run(path).read_config().task)
     header = _header(find_file(path))
     try:
         return tasks.for_weights(str(header.get("task", "")), str(header.get("model", "vit_s16")))

@@ -12,7 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import ConfigError, DataError, did_you_mean
+from regard.config import read_json
+from regard.errors import ConfigError, DataError, RunError, did_you_mean
 from regard.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -90,6 +91,17 @@ def require_data(data: str | Path) -> None:
     if not path.exists():
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError("there is no such data", where=path, do=near or "give a folder, .csv, .tsv, .npz or digits")
+
+
+def of_run(path: str | Path) -> Entry | None:
+    """The task that a run folder says it is of; None of anything else."""
+    path = Path(path).expanduser()
+    if not ((path / "config.json").is_file() and (path / "splits.csv").is_file()):
+        return None
+    stored = read_json(path / "config.json")
+    if not isinstance(stored, dict) or not isinstance(stored.get("task"), str):
+        raise RunError("these are not the settings of a run of this version", where=path / "config.json")
+    return find(stored["task"])
 
 
 def for_weights(name: str, model: str) -> Entry:

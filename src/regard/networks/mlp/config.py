@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.config import change, require_positive, require_shares
 from regard.geometry import per_axis
-from regard.networks.config import ImageConfig
+from regard.networks.config import ImageConfig, shape
 
 # name: (width, depth)
 VARIANTS = {"mlp_nano": (256, 3), "mlp": (1024, 3)}
@@ -21,10 +21,10 @@ class MLPConfig(ImageConfig):
     named_fields = ("width", "depth")
     any_size = False
 
-    size: tuple[int, ...] = (32, 32)
-    width: int = 1024
-    depth: int = 3
-    dropout: float = 0.0
+    size: tuple[int, ...] = shape((32, 32), "Input size in pixels. Default: chosen by the data.", common=True)
+    width: int = shape(1024, "Neurons per hidden layer.")
+    depth: int = shape(3, "Number of hidden layers.")
+    dropout: float = shape(0.0, "Dropout rate.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

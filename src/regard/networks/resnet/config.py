@@ -8,7 +8,7 @@ from typing import Any, Literal
 from regard.config import change, require_positive, require_shares
 from regard.errors import ConfigError
 from regard.geometry import per_axis
-from regard.networks.config import ImageConfig
+from regard.networks.config import ImageConfig, shape
 
 # name: (kind, width, blocks, input side). resnet_nano is the paper's CIFAR network with n = 2.
 VARIANTS = {
@@ -32,12 +32,13 @@ class ResNetConfig(ImageConfig):
     family = "resnet"
     named_fields = ("width", "blocks", "kind")
 
-    width: int = 64
-    blocks: tuple[int, ...] = (3, 4, 6, 3)
-    kind: Literal["basic", "bottleneck", "bit"] = "bottleneck"
-    stem: Literal["large", "small"] = "large"
-    """"large" begins with a quarter of the resolution, "small" with all of it: for images of up to 64 pixels."""
-    drop_path: float = 0.0
+    width: int = shape(64, "Channels after the stem.")
+    blocks: tuple[int, ...] = shape((3, 4, 6, 3), "ResNet: number of blocks per stage.")
+    kind: Literal["basic", "bottleneck", "bit"] = shape("bottleneck", "ResNet: kind of residual block.")
+    stem: Literal["large", "small"] = shape(
+        "large", "large: 7 × 7 stride 2 and pooling; small: 3 × 3 at full resolution, for images of up to 64 pixels."
+    )
+    drop_path: float = shape(0.0, "Stochastic depth: rate of the last block.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

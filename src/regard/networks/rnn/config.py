@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from regard.config import change
-from regard.networks.config import TextConfig
+from regard.networks.config import TextConfig, shape
 
 # width, depth, attention
 VARIANTS = {
@@ -23,10 +23,11 @@ class RNNConfig(TextConfig):
     family = "rnn"
     can_compile = False
 
-    depth: int = 2
-    cell: Literal["lstm", "gru"] = "lstm"
-    attention: Literal["dot", "additive", "none"] = "dot"
-    """How a target word scores the source's words; "none": it has the encoder's last state alone."""
+    depth: int = shape(2, "Number of layers.")
+    cell: Literal["lstm", "gru"] = shape("lstm", "RNN: recurrent cell.")
+    attention: Literal["dot", "additive", "none"] = shape(
+        "dot", "RNN: score of source tokens; none: the decoder sees the encoder's last state only."
+    )
 
 
 def configure(name: str, **changes: Any) -> RNNConfig:

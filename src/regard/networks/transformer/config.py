@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from regard.config import change, require_positive
 from regard.errors import ConfigError
-from regard.networks.config import TextConfig
+from regard.networks.config import TextConfig, shape
 
 # width, depth, heads, mlp, dropout. base, big: the paper's Table 3.
 VARIANTS = {
@@ -24,23 +24,19 @@ class TransformerConfig(TextConfig):
     family = "transformer"
     can_checkpoint = True
 
-    heads: int = 8
-    mlp: int = 2048
-    key_width: int | None = None
-    """Table 3's d_k, of each head; width / heads if not said."""
-    value_width: int | None = None
-    """Table 3's d_v; width / heads if not said."""
-    decoder_depth: int | None = None
-    """Blocks of the decoder; as many as the encoder's if not said."""
-    positions: Literal["sinusoidal", "halves", "learned"] = "sinusoidal"
-    """"halves" are sinusoids with all sines before all cosines, as Marian has them."""
-    length: int = 512
-    """The longest sentence that positions are learned for; sinusoids have no limit."""
-    norm: Literal["pre", "post"] = "post"
-    final_norm: bool | None = None
-    """A norm after each stack; if not said, only with norm="pre"."""
-    activation: Literal["gelu", "relu", "swish"] = "relu"
-    eps: float = 1e-6
+    heads: int = shape(8, "Number of attention heads.")
+    mlp: int = shape(2048, "Hidden dimension of the MLP.")
+    key_width: int | None = shape(None, "Dimension of keys per head, d_k of Table 3. Default: width / heads.")
+    value_width: int | None = shape(None, "Dimension of values per head, d_v of Table 3. Default: width / heads.")
+    decoder_depth: int | None = shape(None, "Number of decoder blocks. Default: as many as the encoder's.")
+    positions: Literal["sinusoidal", "halves", "learned"] = shape(
+        "sinusoidal", "Position embeddings; halves: sinusoids with all sines before all cosines, as in Marian."
+    )
+    length: int = shape(512, "Largest number of tokens that learned positions have rows for.")
+    norm: Literal["pre", "post"] = shape("post", "LayerNorm before or after attention and MLP.")
+    final_norm: bool | None = shape(None, "A LayerNorm after each stack. Default: only with --norm pre.")
+    activation: Literal["gelu", "relu", "swish"] = shape("relu", "Activation function of the MLP.")
+    eps: float = shape(1e-6, "Epsilon of LayerNorm.")
 
     @property
     def block_count(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from regard.config import change, require_positive, require_shares
 from regard.errors import ConfigError
 from regard.geometry import per_axis
-from regard.networks.config import ImageConfig
+from regard.networks.config import ImageConfig, shape
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -52,22 +52,26 @@ class ViTConfig(ImageConfig):
     named_fields = ("width", "depth", "heads", "mlp", "patch", "stem")
     can_checkpoint = True
 
-    patch: tuple[int, ...] = (16, 16)
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp: int = 3072
-    pool: Literal["class", "mean"] = "class"
-    positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] = "learned"
-    registers: int = 0
-    head: Literal["linear", "mlp"] = "linear"
-    dropout: float = 0.0
-    drop_path: float = 0.0
-    layer_scale: float | None = None
-    stem: Literal["patch", "conv", "r50"] = "patch"
-    eps: float = 1e-6
-    norm: Literal["pre", "post"] = "pre"
-    rope: bool = False
+    patch: tuple[int, ...] = shape((16, 16), "Patch size in pixels: one number, or one per axis.")
+    width: int = shape(768, "Embedding dimension; of a ResNet, channels after the stem.")
+    depth: int = shape(12, "Number of blocks or layers.")
+    heads: int = shape(12, "Number of attention heads.")
+    mlp: int = shape(3072, "Hidden dimension of the MLP.")
+    pool: Literal["class", "mean"] = shape("class", "What the head reads: the class token, or the mean of all patches.")
+    positions: Literal["learned", "axial", "sinusoidal", "conditional", "none"] = shape(
+        "learned", "Position embeddings; axial: a learned table per axis; conditional: a convolution in every block."
+    )
+    registers: int = shape(0, "Number of register tokens.")
+    head: Literal["linear", "mlp"] = shape("linear", "A linear head, or one with a hidden layer.")
+    dropout: float = shape(0.0, "Dropout rate.")
+    drop_path: float = shape(0.0, "Stochastic depth: rate of the last block.")
+    layer_scale: float | None = shape(None, "Initial value of LayerScale. Default: no LayerScale.")
+    stem: Literal["patch", "conv", "r50"] = shape(
+        "patch", "Tokens from one projection per patch, from convolutions, or from a ResNet-50."
+    )
+    eps: float = shape(1e-6, "Epsilon of LayerNorm.")
+    norm: Literal["pre", "post"] = shape("pre", "LayerNorm before or after attention and MLP.")
+    rope: bool = shape(False, "Rotary position embeddings, beside any others.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ LARGE = 300_000  # pairs
 
 @dataclass(frozen=True)
 class TextData(Data):
+    title: ClassVar[str] = "text data"
     holdout: float = setting(
         0.1,
         "Share of pairs held out for val (and for test), at most 2,000, where the data names none.",
@@ -23,11 +24,11 @@ class TextData(Data):
         below=0.5,
     )
     source: str | None = setting(
-        None, "Language (or column) to translate from, where the data has more than two.", common=True
+        None, "Language (or column) to translate from, where the data has more than two.", common=True, opens=True
     )
-    target: str | None = setting(None, "Language (or column) to translate to.", common=True)
+    target: str | None = setting(None, "Language (or column) to translate to.", common=True, opens=True)
     tokenizer: Literal["bpe", "wordpiece"] = setting(
-        "bpe", "Byte-level BPE or WordPiece, trained on the training sentences.", common=True
+        "bpe", "Byte-level BPE or WordPiece, trained on the training sentences."
     )
     vocabulary: int = setting(
         8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1, common=True
@@ -43,7 +44,7 @@ class TextData(Data):
 class Options(Group):
     title: ClassVar[str] = "translation"
     label_smoothing: float = setting(0.1, "Probability spread over the wrong tokens.", least=0, below=1)
-    beam_size: int = setting(4, "Beam size of the search for a translation.", least=1, common=True)
+    beam_size: int = setting(4, "Beam size of the search for a translation.", least=1)
     length_penalty: float = setting(0.6, "Exponent of the length penalty; more favours longer translations.", least=0)
 
 
