@@ -224,7 +224,7 @@ Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sin
         (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
         for p in result.points
     ]))  # fmt: skip
-    print(*result.sentences(), sep="\n")
+    print(*result.summary(), sep="\n")
     print(plan.out / "study.md")
 
 
@@ -238,7 +238,7 @@ def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
     if parts := tuple(word.strip() for word in given.pop("parts", "").split(",") if word.strip()):
         given["parts"] = parts
     result = attention_study(quiet=quiet, **given)
-    print(*result.sentences(), sep="\n")
+    print(*result.summary(), sep="\n")
     print(result.out / "study.md")
 
 

@@ -110,8 +110,6 @@ def run_explain(words: Sequence[str]) -> None:
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
-    if isinstance(inputs, str):
-        inputs = [inputs]
     options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
