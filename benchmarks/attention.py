@@ -11,12 +11,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 import regard
+from regard.nn import Tape
 
 TURNS = 9
 
@@ -46,8 +48,9 @@ def main() -> None:
     batch = 64 if device == "cuda" else 8
     torch.manual_seed(0)
     mine = regard.create("vit_s16").to(device)
-    config = ViTConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_labels=1000)
-    peer = ViTForImageClassification._from_config(config, attn_implementation="sdpa").to(device)
+    shape: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    config = ViTConfig(**shape, num_labels=1000)
+    peer: Any = ViTForImageClassification._from_config(config, attn_implementation="sdpa").to(device)
     x, y = torch.randn(batch, 3, 224, 224, device=device), torch.randint(0, 1000, (batch,), device=device)
     mixed = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
@@ -70,7 +73,7 @@ def main() -> None:
 
         return work
 
-    def captured() -> object:
+    def captured() -> Tape:
         with regard.capture(mine) as tape:
             infer(mine)()
         return tape

@@ -30,7 +30,6 @@ def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, kee
         result = regard.train(data, **settings, **changes)
         wall = time.time() - START
         summary, rows = result.read_json("summary.json"), result.read_rows("metrics.csv")
-        _, config, _ = result.read_config()
         mirrored = regard.evaluate(result.path, data, mirror=True).figures["accuracy"]
         both = time.time() - START
     accuracy = summary["figures"]["accuracy"]
@@ -40,7 +39,7 @@ def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, kee
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "parameters": summary["parameters"],
-        "epochs": config.epochs,
+        "epochs": len(rows),
         "test accuracy": accuracy,
         "validation accuracy": summary["val_accuracy"],
         "wall clock, s": round(wall, 1),

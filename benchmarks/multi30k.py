@@ -33,7 +33,7 @@ def main(options: argparse.Namespace, scratch: Path) -> None:
     facts: dict[str, Any] = {"device": device, "torch": torch.__version__, "runs": {}}
     given = json.loads(options.settings)
     for name in options.arms:
-        settings = COMMON | ARMS[name] | ({"steps": 5, "tokens": 1024} if options.quick else {}) | given
+        settings = COMMON | ARMS[name] | ({"steps": 5, "batch_tokens": 1024} if options.quick else {}) | given
         begun = time.monotonic()
         run = regard.train(options.data, out=(options.keep or scratch) / name, **settings)
         summary, rows = run.read_json("summary.json"), run.read_rows("metrics.csv")
@@ -50,7 +50,7 @@ def main(options: argparse.Namespace, scratch: Path) -> None:
         first, second = ((options.keep or scratch) / name for name in ("rnn_attention", "transformer"))
         made = regard.compare(first, second)[str(second)]
         facts["transformer ahead of rnn_attention"] = {
-            name: {"difference": c.difference._asdict(), "p": c.randomised} for name, c in made.items()
+            name: {"difference": c.difference._asdict(), "p": c.tests["randomisation"]} for name, c in made.items()
         }
         write(options.out, facts)
     print(f"\n{device}, torch {torch.__version__}\n")

@@ -26,11 +26,11 @@ START = time.monotonic()
 NETWORK = {"model": "vit_nano", "patch": 4, "width": 256, "heads": 4, "mlp": 1024, "depth": 6}
 SHAPE: dict[str, Any] = {"pool": "mean", "positions": "sinusoidal"}
 PRETRAIN: dict[str, Any] = {
-    "recipe": "mae_small", "epochs": 150, "batch": 512, "lr": 1e-3, "warmup": 0.1, "holdout": 0.02, "explain": 6,
+    "recipe": "mae_small", "epochs": 150, "batch_size": 512, "lr": 1e-3, "warmup": 0.1, "holdout": 0.02, "explain": 6,
     "crop": "shift", "decoder_width": 128, "decoder_depth": 2, "decoder_heads": 4,
 }  # fmt: skip
 FINE_TUNE: dict[str, Any] = {
-    "recipe": "small_images", "batch": 128, "lr": 5e-4, "weight_decay": 0.05, "warmup": 0.1, "policy": "trivial",
+    "recipe": "small_images", "batch_size": 128, "lr": 5e-4, "weight_decay": 0.05, "warmup": 0.1, "policy": "trivial",
     "mixup": 0.2, "drop_path": 0.1, "holdout": 0.1, "explain": 0,
 }  # fmt: skip
 STEPS, SHARES, SEEDS = 2000, (0.01, 0.1), 3
@@ -96,8 +96,8 @@ def main(options: argparse.Namespace, scratch: Path) -> None:
         for part, each in (("train", 60), ("test", 20)):
             link([path for own in images_of(data / part) for path in own[:each]], data, small)
         data, network, steps, shares, seeds = small, {"model": "vit_nano", "depth": 2}, 10, (0.2, 0.5), 2
-        pretrain |= {"epochs": 2, "batch": 64, "holdout": 0.1, "decoder_width": 32}
-        tune["batch"] = 32
+        pretrain |= {"epochs": 2, "batch_size": 64, "holdout": 0.1, "decoder_width": 32}
+        tune["batch_size"] = 32
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     say(f"{device}, torch {torch.__version__}; pre-training for {pretrain['epochs']} epochs on {data / 'train'}")
     began = time.monotonic()

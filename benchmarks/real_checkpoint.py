@@ -13,6 +13,7 @@ from sklearn.datasets import load_sample_image
 
 import regard
 from regard.drawing import canvas
+from regard.tasks.classification.predictor import Classifier
 from regard.weights.files import open_file
 
 SIZES = ((224, 224), (336, 448))
@@ -20,10 +21,11 @@ SIZES = ((224, 224), (336, 448))
 
 def main(file: str, out: str) -> None:
     model = regard.create(weights=file).eval()
-    held = sum(tensor.numel() for tensor in open_file(file).tensors.values())
+    held = sum(tensor.numel() for tensor in open_file(Path(file)).tensors.values())
     used = model.loaded.numbers
     print(f"{held:,} numbers in the file: {used:,} used, {held - used:,} listed as not used")
     predictor = regard.load(file, device="cpu", quiet=True)
+    assert isinstance(predictor, Classifier)
     heads = model.config.heads
     figure = canvas(2.2 * (heads + 1), 2.2 * len(SIZES) * 2, "white")
     axes = iter(figure.subplots(2 * len(SIZES), heads + 1).flatten())

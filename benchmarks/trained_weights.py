@@ -46,7 +46,7 @@ def run(words: list[str], out: Path, processes: int = 1, stop_after: int | None 
 import os, sys
 from regard.training import state
 original, count = state.save_state, 0
-import regard.{"runner" if Path("src/regard/runner.py").exists() else "run.writer"} as module
+import regard.run.writer as module
 def save_state(*arguments, **named):
     global count
     original(*arguments, **named)
@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, words in CASES.items():
             for form in ("whole", "interrupted", "two processes"):
-                if form == "two processes" and name not in ("digits", "dates") or only and name not in only:
+                if (form == "two processes" and name not in ("digits", "dates")) or (only and name not in only):
                     continue
                 out = Path(folder) / f"{name}-{form.split()[0]}"
                 run(words, out, processes=2 if form[0] == "t" else 1, stop_after=10 if form[0] == "i" else None)

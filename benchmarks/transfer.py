@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "--from, recipe digits": {"recipe": "digits"},
     "--from": {},
     "--from, --lr 0.01": {"lr": 0.01},
-    "--from, adamw 1e-3, --layer_decay 0.75": ADAMW | {"layer_decay": 0.75},
+    "--from, adamw 1e-3, --layer-decay 0.75": ADAMW | {"layer_decay": 0.75},
     "--from, adamw 1e-3, --freeze 2": ADAMW | {"freeze": 2},
     "--from, adamw 1e-2, --freeze all": ADAMW | {"freeze": "all", "lr": 1e-2},
     "--from, adamw 5e-3, --lora 8": ADAMW | {"lora": 8, "lr": 5e-3},
@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def archives(folder: Path) -> None:
     """low.npz and high.npz without splits; few.npz: the high digits with few of them to train and choose on."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images, labels = (digits.images * 255 / 16).round().astype(np.uint8), digits.target
     for name, own in (("low", labels < 5), ("high", labels >= 5)):
         np.savez(folder / f"{name}.npz", images=images[own], labels=labels[own])
@@ -56,7 +56,7 @@ def compare(folder: Path, seeds: int) -> None:
         for name, epochs in settings:
             run = regard.train(
                 folder / f"{name}.npz", seeds=seeds, epochs=epochs, out=folder / f"{number}-{name}-{epochs}",
-                **common | {"weights": base.path} | chosen,
+                **{**common, "weights": base.path, **chosen},
             )  # fmt: skip
             figure = run.read_json("summary.json")["figures"]["accuracy"]
             cells.append(f"{figure['mean']:.1%} ± {figure['std']:.1%}")

@@ -27,12 +27,13 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.config import RunConfig
-from regard.evaluation.translate import make_search
+from regard.data.batch import Batch
 from regard.networks.transformer.config import configure
 from regard.networks.transformer.network import Transformer
-from regard.tasks import NextWord
-from regard.training.step import Step, mixed
+from regard.tasks.translation.evaluation import make_search
+from regard.tasks.translation.loss import NextWord
+from regard.tasks.translation.settings import Config
+from regard.training import Step, autocast
 from regard.weights.seq2seq import EPS, save_marian
 
 SMOOTHING, BEAMS, NEVER = 0.1, 5, -1e4
@@ -68,7 +69,7 @@ def models(name: str, vocabulary: int, device: torch.device, endless: bool = Fal
             ours.output_bias[ours.config.end] = NEVER
     with tempfile.TemporaryDirectory() as folder:
         save_marian(ours, folder)
-        theirs = transformers.MarianMTModel.from_pretrained(folder)
+        theirs: Any = transformers.MarianMTModel.from_pretrained(folder)
     return ours.to(device), theirs.to(device)
 
 
@@ -83,18 +84,19 @@ def sentences(config: Any, count: int, words: int, device: torch.device) -> tupl
 def our_training(model: Transformer, source: Tensor, targets: Tensor) -> Callable[[], object]:
     device = source.device
     precision, compiled = ("bf16", True) if device.type == "cuda" else ("fp32", False)
-    config = RunConfig(model="transformer_base", precision=precision, compile=compiled, lr=1e-4, weight_decay=0.01)
+    config = Config.of(precision=precision, compile=compiled, lr=1e-4, weight_decay=0.01)
     step = Step(model.train(), NextWord(model.config.padding, SMOOTHING), config, device)
-    return lambda: step.whole([(source, targets, 1.0)])
+    batch = Batch({"source": source}, {"target": targets})
+    return lambda: step.train_step([batch])
 
 
 def their_training(model: Any, source: Tensor, targets: Tensor, compiled: bool) -> Callable[[], object]:
-    config = RunConfig(precision="bf16" if source.is_cuda else "fp32")
+    config = Config.of(precision="bf16" if source.is_cuda else "fp32")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     run, seen = torch.compile(model.train()) if compiled else model.train(), torch.ones_like(source)
 
     def work() -> None:
-        with mixed(config, source.device):
+        with autocast(config, source.device):
             output = run(input_ids=source, attention_mask=seen, decoder_input_ids=targets[:, :-1], use_cache=False)
             loss = their_loss(output, targets, model.config.pad_token_id)
         loss.backward()
@@ -154,8 +156,8 @@ def compare(
 @torch.no_grad()
 def same_loss(ours: Transformer, theirs: Any, source: Tensor, targets: Tensor) -> str:
     """What makes the comparison one: without dropout, both have the same loss."""
-    task = NextWord(ours.config.padding, SMOOTHING)
-    own = task.loss(task.output(ours.eval(), source, targets), targets)
+    objective, batch = NextWord(ours.config.padding, SMOOTHING), Batch({"source": source}, {"target": targets})
+    own = objective.loss(objective.forward(ours.eval(), batch), batch.targets)
     output = theirs.eval()(input_ids=source, decoder_input_ids=targets[:, :-1])
     other = their_loss(output, targets, ours.config.padding)
     assert abs(own - other) < 1e-3 * other, (own, other)

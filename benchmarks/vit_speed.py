@@ -10,8 +10,9 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
-import timm
+import timm  # pyright: ignore[reportMissingImports]
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -49,7 +50,7 @@ def compare(label: str, ours: Callable[[], object], theirs: Callable[[], object]
     )
 
 
-def logits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def logits(model: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
     """Of either model: timm's returns them as they are, ours by name."""
     ours = isinstance(getattr(model, "_orig_mod", model), Network)
     return model(x, class_token_only=True).logits if ours else model(x)

@@ -4,7 +4,7 @@ The files are made first (smooth colours and noise, about as many bytes as photo
 ViT-S/16 trains on them as any run does: each image is read, decoded and cropped anew in every epoch. Printed is what
 the run's summary.json says: the share of the time in which the GPU had nothing to do for want of images.
 
-    python benchmarks/waiting.py [--images 60000] [--batch 256] [--epochs 3]
+    python benchmarks/waiting.py [--images 60000] [--batch-size 256] [--epochs 3]
 """
 
 import argparse
@@ -35,7 +35,7 @@ def make(root: str, first: int, count: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=60_000)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def main() -> None:
         import regard
 
         run = regard.train(
-            root, model="vit_s16", batch=options.batch, epochs=options.epochs, holdout=0.02, explain=0,
+            root, model="vit_s16", batch_size=options.batch_size, epochs=options.epochs, holdout=0.02, explain=0,
             out=f"{folder}/run",
         )  # fmt: skip
         summary, rows = run.read_json("summary.json"), run.read_rows("metrics.csv")
@@ -64,7 +64,9 @@ def main() -> None:
         seconds = float(rows[-1]["seconds"]) - float(rows[0]["seconds"])
         rate = options.images * 0.96 * (len(rows) - 1) / seconds if len(rows) > 1 else float("nan")
         print(f"{device}, {os.cpu_count()} cores, torch {torch.__version__}")
-        print(f"ViT-S/16, batch {options.batch}, {options.epochs} epochs: waiting for data {summary['waiting']:.2%}")
+        print(
+            f"ViT-S/16, batch {options.batch_size}, {options.epochs} epochs: waiting for data {summary['waiting']:.2%}"
+        )
         print(f"later epochs, validation included: {rate:,.0f} images/s")
 
 

@@ -1,5 +1,6 @@
-"""Shared by all tests: a safe instruction set, few threads, small image folders and one small trained run."""
+"""Shared by all tests: a safe instruction set, few threads, small data sets and one small run of each kind."""
 
+import json
 import os
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: some CPUs cannot run what they announce
@@ -48,6 +49,45 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "digits"
     regard.train("digits", epochs=4, explain=2, out=str(out), quiet=True)
     return out
+
+
+def settings_of(run) -> dict[str, dict]:
+    """Every setting in a run's config.json by its flat name: value and origin."""
+    stored = json.loads((Path(getattr(run, "path", run)) / "config.json").read_text(encoding="utf-8"))
+    return {name: entry for group in stored["settings"].values() for name, entry in group.items()}
+
+
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+SMALL_TRANSLATOR = {
+    "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300,
+    "batch_tokens": 256, "explain": 2, "quiet": True, "device": "cpu",
+}  # fmt: skip
+
+
+def write_pairs(root: Path, count: int = 600) -> Path:
+    """One to four digits, spelt one by one, in English and German."""
+    root.mkdir(parents=True, exist_ok=True)
+    parts = {"train": range(count - 60), "val": range(count - 60, count - 30), "test": range(count - 30, count)}
+    for part, numbers in parts.items():
+        for language, words in (("en", NUMBERS), ("de", ZAHLEN)):
+            lines = [" ".join(words[int(d)] for d in f"{n * 7919 % 10000:04d}"[: 1 + n % 4]) for n in numbers]
+            (root / f"{part}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="session")
+def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pairs(tmp_path_factory.mktemp("pairs") / "digits")
+
+
+@pytest.fixture(scope="session")
+def translation_run(pairs_folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A finished run that has learnt to translate spelt digits."""
+    import regard
+
+    out = tmp_path_factory.mktemp("runs") / "translation"
+    return regard.train(pairs_folder, **SMALL_TRANSLATOR, epochs=40, lr=1e-2, label_smoothing=0.0, dropout=0.0, out=out)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,11 @@
-"""Settings survive JSON unchanged, and mistakes in them are named."""
+"""A model's config survives JSON unchanged, and mistakes in it are named."""
 
 import copy
 import json
 
 import pytest
 
-from regard.config import RunConfig, change, make, to_dict
+from regard.config import change, make, to_dict
 from regard.errors import ConfigError, RegardError, did_you_mean
 from regard.networks.vit.config import ViTConfig
 
@@ -15,8 +15,6 @@ from regard.networks.vit.config import ViTConfig
     [
         ViTConfig(),
         ViTConfig(size=(7, 8, 9), patch=(2, 2, 2), layer_scale=1e-5, pool="mean"),
-        RunConfig(),
-        RunConfig(size=(32, 48), patch=4, lr=0.1, flip=False, positions="none"),
     ],
 )
 def test_json_round_trip(config):
@@ -26,27 +24,28 @@ def test_json_round_trip(config):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"epoch": 3}, "no field 'epoch'.*did you mean epochs"),
-        ({"epochs": "many"}, "epochs cannot be 'many'"),
-        ({"epochs": 2.5}, "epochs cannot be 2.5"),
-        ({"epochs": True}, "epochs cannot be True"),
-        ({"flip": 1}, "flip cannot be 1"),
+        ({"dept": 3}, "no field 'dept'.*did you mean depth"),
+        ({"depth": "many"}, "depth cannot be 'many'"),
+        ({"depth": 2.5}, "depth cannot be 2.5"),
+        ({"depth": True}, "depth cannot be True"),
+        ({"rope": 1}, "rope cannot be 1"),
         ({"size": [32, "x"]}, "size cannot be"),
         ({"positions": "learnt"}, "positions cannot be 'learnt'"),
-        ({"lr": None}, "lr cannot be None"),
+        ({"dropout": None}, "dropout cannot be None"),
     ],
 )
-def test_wrong_settings_are_named(values, words):
+def test_wrong_fields_are_named(values, words):
     with pytest.raises(ConfigError, match=r"(?s)" + words):
-        make(RunConfig, values)
+        make(ViTConfig, values)
 
 
 def test_whole_numbers_are_fine_where_reals_are_asked_for():
-    assert make(RunConfig, {"lr": 1}).lr == 1.0
+    assert make(ViTConfig, {"dropout": 0}).dropout == 0.0
+    assert type(make(ViTConfig, {"dropout": 0}).dropout) is float
 
 
 def test_change_keeps_the_rest():
-    assert change(RunConfig(epochs=3), {"lr": 0.5}) == RunConfig(epochs=3, lr=0.5)
+    assert change(ViTConfig(depth=3), {"dropout": 0.5}) == ViTConfig(depth=3, dropout=0.5)
 
 
 def test_an_error_says_what_where_and_what_to_do():

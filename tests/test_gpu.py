@@ -1,19 +1,24 @@
 """What only a CUDA device can show. Run by hand: python -m pytest -m gpu tests/test_gpu.py"""
 
 import gc
-import json
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 import regard
-from regard.config import RunConfig
+from regard.data import Augmenter
+from regard.data.batch import Batch
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.attention_store import record_attention
 from regard.explain.registers import RegisterNeuron
-from regard.tasks import Classification, NextWord
+from regard.settings import Augment
+from regard.tasks.classification.loss import CrossEntropy
+from regard.tasks.classification.settings import Config
+from regard.tasks.translation.loss import NextWord
+from regard.tasks.translation.settings import Config as TextConfig
 from regard.training import Average, Training
 from regard.training.step import Step
 from regard.weights import Run
@@ -22,6 +27,10 @@ from tests.nn.test_attention import Watch, reference
 from tests.training.test_translation import write_pairs
 
 pytestmark = pytest.mark.gpu
+
+
+def images(x: torch.Tensor, probabilities: torch.Tensor) -> Batch:
+    return Batch({"image": x.cuda()}, {"probabilities": probabilities.cuda()})
 
 
 def test_a_compiled_bf16_model_runs_fused_and_its_capture_is_exact():
@@ -47,13 +56,13 @@ def test_a_compiled_bf16_model_runs_fused_and_its_capture_is_exact():
 def test_training_uses_bf16_and_compiles_by_itself(tmp_path):
     make_folder(tmp_path / "data", per_class=40, side=96)
     run = regard.train(
-        tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=6, batch=16, policy="trivial", erase=0.2,
-        mixup=0.2, cutmix=0.2, drop_path=0.1, narrow=0.3, out=tmp_path / "run", quiet=True,
+        tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=6, batch_size=16, policy="trivial", erase=0.2,
+        mixup=0.2, cutmix=0.2, drop_path=0.1, low_res=0.3, out=tmp_path / "run", quiet=True,
     )  # fmt: skip
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["device"] == {"value": "cuda", "origin": "auto"}
-    assert config["precision"] == {"value": "bf16", "origin": "auto"}
-    assert config["compile"] == {"value": True, "origin": "auto"}
+    machine = run.read_json("config.json")["settings"]["machine"]
+    assert machine["device"] == {"value": "cuda", "origin": "auto"}
+    assert machine["precision"] == {"value": "bf16", "origin": "auto"}
+    assert machine["compile"] == {"value": True, "origin": "auto"}
     assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
     on_cpu = regard.load(run.path).predict(tmp_path / "data" / "red" / "00.png")
     on_gpu = regard.load(run.path, device="cuda").predict(tmp_path / "data" / "red" / "00.png")
@@ -68,13 +77,11 @@ def test_checkpointed_training_runs_uncompiled(tmp_path):
         tmp_path / "data", model="vit_ti16", size=64, depth=2, epochs=2, checkpointing=True, drop_path=0.1, explain=0,
         out=tmp_path / "run", quiet=True,
     )  # fmt: skip
-    assert json.loads((run.path / "config.json").read_text())["compile"] == {"value": False, "origin": "auto"}
+    machine = run.read_json("config.json")["settings"]["machine"]
+    assert machine["compile"] == {"value": False, "origin": "auto"}
 
 
 def test_augmentation_on_the_device_equals_that_on_the_cpu():
-    from regard.config import Augment
-    from regard.data import Augmenter
-
     images = torch.randint(0, 255, (16, 3, 32, 32), dtype=torch.uint8)
     labels, numbers = torch.arange(16) % 4, torch.arange(16)
     run = Augmenter(Augment(crop="shift", rotate=10, flip=True, erase=0.5, mixup=0.4), 0, (0.5,) * 3, (0.25,) * 3, 4)
@@ -87,9 +94,6 @@ def test_augmentation_on_the_device_equals_that_on_the_cpu():
 @pytest.mark.parametrize("policy", ["rand", "trivial", "three"])
 def test_augmenting_never_waits_for_the_gpu(policy):
     """One wait a batch, and a GPU stands still while Python launches the next hundred small kernels."""
-    from regard.config import Augment
-    from regard.data import Augmenter
-
     config = Augment(crop="shift", flip=True, policy=policy, erase=0.5, mixup=0.4, cutmix=1.0)
     run = Augmenter(config, 0, (0.5,) * 3, (0.25,) * 3, 4)
     images, labels = torch.randint(0, 255, (64, 3, 32, 32), dtype=torch.uint8).cuda(), (torch.arange(64) % 4).cuda()
@@ -133,20 +137,20 @@ KINDS = ("learned", "sinusoidal", "axial", "conditional", "none")
 def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
     """CUDA graphs against plain steps: same batches (smaller ones first, once fewer), same rates, nothing random."""
     sides = [12] * 6 + [16] * 8
-    batches = [(torch.randn(8, 3, side, side).cuda(), torch.rand(8, 4).cuda()) for side in sides]
-    batches[11] = batches[11][0][:3], batches[11][1][:3]
+    batches = [images(torch.randn(8, 3, side, side), torch.rand(8, 4)) for side in sides]
+    batches[11] = batches[11].map(lambda tensor: tensor[:3])
     ends = []
     for compiled in (False, True):
         torch.manual_seed(0)
         model = regard.create("vit_nano", classes=4, size=16, **fields).cuda()
-        config = RunConfig(batch=8, compile=compiled, precision="fp32", optimizer="muon", weight_decay=0.1)
-        step, average = Step(model, Classification(), config, torch.device("cuda"), rows=8), Average(model, 0.9)
+        config = Config.of(compile=compiled, precision="fp32", optimizer="muon", weight_decay=0.1)
+        step, average = Step(model, CrossEntropy(), config, torch.device("cuda"), rows=8), Average(model, 0.9)
         losses = []
-        for number, (x, targets) in enumerate(batches):
-            step.set_rate(1e-3 * (number + 1))
-            losses.append(float(step.whole([(x, targets, 1.0)])[0]))
+        for number, batch in enumerate(batches):
+            step.set_lr(1e-3 * (number + 1))
+            losses.append(float(step.train_step([batch])[0]))
             average.update()
-        assert len(step.recorded) == 2 * compiled
+        assert len(step.replay.recorded) == 2 * compiled
         average.swap()  # so that the average is compared, which has followed every step
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
@@ -156,8 +160,8 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
 def test_a_thread_may_pin_memory_while_a_step_is_recorded():
     """As a loader's does."""
     model, ended = regard.create("vit_nano", classes=4, size=16, depth=2).cuda(), threading.Event()
-    step = Step(model, Classification(), RunConfig(compile=True, precision="fp32"), torch.device("cuda"), rows=8)
-    x, targets = torch.randn(8, 3, 16, 16, device="cuda"), torch.eye(4, device="cuda").repeat(2, 1)
+    step = Step(model, CrossEntropy(), Config.of(compile=True, precision="fp32"), torch.device("cuda"), rows=8)
+    batch = images(torch.randn(8, 3, 16, 16), torch.eye(4).repeat(2, 1))
 
     def pin():
         size = 1
@@ -166,15 +170,15 @@ def test_a_thread_may_pin_memory_while_a_step_is_recorded():
             torch.ones(1000 * size).pin_memory().to("cuda", non_blocking=True)
 
     for _ in range(3):
-        step.whole([(x, targets, 1.0)])
+        step.train_step([batch])
     thread = threading.Thread(target=pin)
     thread.start()
     try:
-        losses = [float(step.whole([(x, targets, 1.0)])[0]) for _ in range(5)]
+        losses = [float(step.train_step([batch])[0]) for _ in range(5)]
     finally:
         ended.set()
         thread.join()
-    assert len(step.recorded) == 1
+    assert len(step.replay.recorded) == 1
     assert losses[-1] < losses[0]
 
 
@@ -182,14 +186,14 @@ def test_a_replayed_step_drops_other_units_each_time():
     torch.manual_seed(0)
     model = regard.create("vit_nano", classes=4, size=16, dropout=0.5).cuda()
     torch.nn.init.normal_(model.head.weight)  # it starts at zero, where nothing that is dropped shows
-    config = RunConfig(batch=8, compile=True, precision="fp32")
-    step = Step(model, Classification(), config, torch.device("cuda"), rows=8)
-    x, targets = torch.randn(8, 3, 16, 16).cuda(), torch.rand(8, 4).cuda()
+    config = Config.of(compile=True, precision="fp32")
+    step = Step(model, CrossEntropy(), config, torch.device("cuda"), rows=8)
+    batch = images(torch.randn(8, 3, 16, 16), torch.rand(8, 4))
     losses = []
     for number in (0, 1, 2, 3, 4, 5, 5):
-        step.set_rate(0.0)
+        step.set_lr(0.0)
         torch.manual_seed(number)
-        losses.append(float(step.whole([(x, targets, 1.0)])[0]))
+        losses.append(float(step.train_step([batch])[0]))
     assert len({round(loss, 6) for loss in losses[3:6]}) == 3
     assert losses[5] == losses[6]
 
@@ -200,17 +204,25 @@ def test_transfer_is_recorded_and_replayed(tmp_path, settings):
     make_folder(tmp_path / "data", per_class=40, side=96)
     regard.save(regard.create("vit_ti16", classes=3, size=64, depth=3), tmp_path / "own.safetensors")
     run = regard.train(
-        tmp_path / "data", weights=tmp_path / "own.safetensors", epochs=8, batch=8, explain=0, out=tmp_path / "run",
-        quiet=True, **settings,
+        tmp_path / "data", weights=tmp_path / "own.safetensors", epochs=8, batch_size=8, explain=0,
+        out=tmp_path / "run", quiet=True, **settings,
     )  # fmt: skip
     rows = run.read_rows("metrics.csv")
     assert float(rows[-1]["train_loss"]) < 0.5 * float(rows[0]["train_loss"])
 
 
-def test_a_run_stopped_on_the_gpu_goes_on_to_the_same_end(tmp_path, monkeypatch):
+def test_a_run_stopped_on_the_gpu_resumes_to_the_same_end(tmp_path, monkeypatch):
     """Recorded steps, stopped by SIGTERM in the third epoch. Kernels add in any order there, so nearly the same."""
     make_folder(tmp_path / "data", per_class=40, side=48)
-    settings = {"model": "vit_nano", "size": 32, "epochs": 5, "batch": 8, "explain": 0, "mixup": 0.2, "quiet": True}
+    settings = {
+        "model": "vit_nano",
+        "size": 32,
+        "epochs": 5,
+        "batch_size": 8,
+        "explain": 0,
+        "mixup": 0.2,
+        "quiet": True,
+    }
     whole = regard.train(tmp_path / "data", out=tmp_path / "whole", **settings)
     pause = Training._pause
 
@@ -245,31 +257,31 @@ def little_memory():
 def test_memory_that_runs_out_gives_smaller_pieces(tmp_path, capsys, little_memory, compiled):
     make_folder(tmp_path / "data", per_class=100, side=96)
     regard.train(
-        tmp_path / "data", model="vit_ti16", size=224, batch=128, epochs=2, compile=compiled, explain=0,
+        tmp_path / "data", model="vit_ti16", size=224, batch_size=128, epochs=2, compile=compiled, explain=0,
         out=tmp_path / "run",
     )  # fmt: skip
     said = capsys.readouterr()
-    assert "memory ran out: each step is now made of pieces of" in said.out + said.err
+    assert "out of memory: each step is now made of pieces of" in said.out + said.err
 
 
 def test_the_largest_batch_is_found(tmp_path, little_memory):
     make_folder(tmp_path / "data", per_class=100, side=96)
     run = regard.train(
-        tmp_path / "data", model="vit_ti16", size=224, batch="auto", epochs=1, explain=0, quiet=True,
+        tmp_path / "data", model="vit_ti16", size=224, batch_size="auto", epochs=1, explain=0, quiet=True,
         out=tmp_path / "run",
     )  # fmt: skip
-    assert 8 <= json.loads((run.path / "config.json").read_text())["batch"]["value"] < 128
+    assert 8 <= run.read_json("config.json")["settings"]["data"]["batch_size"]["value"] < 128
 
 
 @pytest.mark.parametrize("model", ["transformer_nano", "rnn_nano"])
 def test_translation_is_learnt_on_the_gpu_in_a_few_recorded_shapes(tmp_path, model):
     data = write_pairs(tmp_path / "data", 2400)
     run = regard.train(
-        data, model=model, width=64, vocabulary=300, tokens=512, epochs=25, lr=5e-3, dropout=0.0, smoothing=0.0,
-        out=tmp_path / "run", quiet=True,
+        data, model=model, width=64, vocabulary=300, batch_tokens=512, epochs=25, lr=5e-3, dropout=0.0,
+        label_smoothing=0.0, out=tmp_path / "run", quiet=True,
     )  # fmt: skip
-    config = json.loads((run.path / "config.json").read_text())
-    assert config["compile"]["value"] == (model == "transformer_nano")
+    machine = run.read_json("config.json")["settings"]["machine"]
+    assert machine["compile"]["value"] == (model == "transformer_nano")
     assert run.read_json("summary.json")["figures"]["exact_match"]["value"] > 0.8
     on_cpu, on_gpu = (regard.load(run.path, device=device).predict("one two three") for device in ("cpu", "cuda"))
     assert on_cpu.text == on_gpu.text
@@ -280,17 +292,20 @@ def test_recorded_steps_of_several_shapes_move_the_weights_as_ordinary_ones_do()
     """One CUDA graph a shape, in one pool, taking turns; nothing random."""
     shapes = [(8, 5, 7), (4, 9, 8), (8, 5, 7), (4, 9, 8)] * 6
     torch.manual_seed(1)
-    batches = [(torch.randint(3, 50, (b, s)).cuda(), torch.randint(3, 50, (b, t)).cuda()) for b, s, t in shapes]
+    batches = [
+        Batch({"source": torch.randint(3, 50, (b, s)).cuda()}, {"target": torch.randint(3, 50, (b, t)).cuda()})
+        for b, s, t in shapes
+    ]
     ends = []
     for compiled in (False, True):
         torch.manual_seed(0)
         model = regard.create("transformer_nano", vocabulary=50, width=32, depth=2, heads=2, mlp=64, dropout=0.0).cuda()
-        config = RunConfig(compile=compiled, precision="fp32", weight_decay=0.1)
+        config = TextConfig.of(compile=compiled, precision="fp32", weight_decay=0.1)
         step, losses = Step(model, NextWord(0, 0.1), config, torch.device("cuda")), []
-        for number, (source, target) in enumerate(batches):
-            step.set_rate(1e-4 * (number + 1))
-            losses.append(float(step.whole([(source, target, 1.0)])[0]))
-        assert len(step.recorded) == 2 * compiled
+        for number, batch in enumerate(batches):
+            step.set_lr(1e-4 * (number + 1))
+            losses.append(float(step.train_step([batch])[0]))
+        assert len(step.replay.recorded) == 2 * compiled
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
     assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()

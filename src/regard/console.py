@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,3 +102,13 @@ def columns(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
     )
+
+
+def interval(figure: Mapping[str, Any], form: str = ".4f") -> str:
+    """The 95 % interval of a figure; of a single sample there may be none.
+
+    >>> interval({"low": 0.25, "high": 0.5}, ".2f"), interval({"low": None, "high": None})
+    ('0.25 to 0.50', '–')
+    """
+    low, high = figure["low"], figure["high"]
+    return "–" if low is None or high is None else f"{low:{form}} to {high:{form}}"

@@ -22,7 +22,7 @@ def style() -> Iterator[None]:
     """Around (or decorating) what draws and saves: a $ is a dollar, and letters stay letters in SVG."""
     import matplotlib
 
-    settings = {
+    settings: Any = {
         "text.parse_math": False,
         "font.family": _fonts(),
         "svg.hashsalt": "regard",

@@ -212,5 +212,5 @@ def _resampled(field: Tensor, affine: Any, size: tuple[int, ...]) -> Tensor:
         low, high = ends.min(1, keepdims=True), ends.max(1, keepdims=True)
         pixels = np.arange(field.shape[0])
         covered = np.clip(np.minimum(high, pixels + 1) - np.maximum(low, pixels), 0, None) / (high - low)
-        field = torch.tensordot(field, torch.from_numpy(covered), dims=([0], [1]))  # the axes turn round once
+        field = field.movedim(0, -1) @ torch.from_numpy(covered.T)  # once for each axis: their order is as before
     return field.float()

@@ -361,15 +361,19 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], where: object) -> tuple[Self, dict[str, Origin]]:
-        names, known = dict[str, Any](), cls.groups()
-        for group, held in stored.items():
-            if group not in known:
-                raise ConfigError(f"{cls.task_name} has no group {group!r} of settings", where=where)
-            names |= held
+        """What `to_json` wrote; a setting that it lacks has its default."""
+        entries = dict[str, Any]()
         try:
-            config = cls.of({name: entry["value"] for name, entry in names.items()})
-            return config, {name: entry["origin"] for name, entry in names.items()}
-        except (TypeError, KeyError, AttributeError):
+            for group, held in stored.items():
+                if group not in cls.groups():
+                    raise ConfigError(f"{cls.task_name} has no group {group!r} of settings")
+                entries |= held
+            config = cls.of({name: entry["value"] for name, entry in entries.items()})
+            origins: dict[str, Origin] = dict.fromkeys(config.flat(), "default")
+            return config, origins | {name: entry["origin"] for name, entry in entries.items()}
+        except ConfigError as error:
+            raise ConfigError(error.what, where=where, do=error.do) from None
+        except (TypeError, KeyError, AttributeError, ValueError):
             raise ConfigError("the settings are damaged", where=where) from None
 
 

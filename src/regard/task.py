@@ -28,8 +28,10 @@ Tick = Callable[..., None]
 class Objective(Protocol):
     """What a training step minimises."""
 
-    divisible: bool
-    """Whether a batch may be split into pieces with the same result."""
+    @property
+    def divisible(self) -> bool:
+        """Whether a batch may be split into pieces with the same result."""
+        ...
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any: ...
 
@@ -91,17 +93,31 @@ class Result(Protocol):
 class Predictor(Protocol):
     """What `regard.load` gives, for any task."""
 
-    def predict(self, item: Any, /, **options: Any) -> Any: ...
+    @property
+    def predict(self) -> Callable[..., Any]:
+        """One prediction of one input."""
+        ...
 
-    def predict_many(self, items: Any, /, **options: Any) -> Any: ...
+    @property
+    def predict_many(self) -> Callable[..., Any]:
+        """Predictions in the order of the inputs, in batches."""
+        ...
 
-    def explain(self, item: Any, /, **options: Any) -> Any: ...
+    def data_settings(self, data: str | Path) -> dict[str, Any]:
+        """The settings by which other data is read as the model's own was."""
+        ...
+
+    @property
+    def explain(self) -> Callable[..., Any]:
+        """Why a prediction was made, with scores that say whether to believe it."""
+        ...
 
     def inputs(self, words: Sequence[str]) -> Any:
         """The inputs that words on the command line stand for."""
         ...
 
-    def show(self, predictions: Any, **options: Any) -> None:
+    @property
+    def show(self) -> Callable[..., None]:
         """Print predictions."""
         ...
 
@@ -165,16 +181,16 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def recipe_for(cls, dataset: Dataset, start: Any) -> str:
+    def recipe_for(cls, dataset: Any, start: Any) -> str:
         """The recipe for this data, where none is asked for."""
 
     @classmethod
     @abstractmethod
-    def from_data(cls, config: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    def from_data(cls, config: Any, dataset: Any) -> dict[str, Any]:
         """Values for the settings that may be left open."""
 
     @classmethod
-    def split(cls, dataset: Dataset, config: RunConfig) -> tuple[list[str], str]:
+    def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:
         from regard.data.splits import split
 
         return split(dataset, config.data.split_seed, config.data.holdout)
@@ -275,14 +291,15 @@ class Task(ABC):
     # Trained models.
 
     @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, progress: Progress, **options: Any) -> Predictor:
+    def predictor(cls, path: str | Path, device: torch.device, options: Any, progress: Progress) -> Predictor:
+        """A trained model; `options` are the task's `LoadOptions`."""
         from regard.errors import ConfigError
 
         raise ConfigError(f"{cls.name} has nothing to predict", where=path)
 
     @classmethod
-    def evaluate_on(cls, predictor: Any, dataset: Any, index: list[int], progress: Progress, **options: Any) -> Result:
-        """Figures of a trained model on other data."""
+    def evaluate_on(cls, predictor: Any, dataset: Any, index: list[int], options: Any, progress: Progress) -> Result:
+        """Figures of a trained model on other data; `options` are the task's `EvalOptions`."""
         from regard.errors import ConfigError
 
         raise ConfigError(f"{cls.name} has no evaluation on other data")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard import api
-from regard.config import Augment
+import regard
+from regard import tasks
 from regard.console import Progress
 from regard.data import Augmenter
 from regard.data.augment import _operations, _theta, _warp, centre_crop, erase, mix, move, vary
@@ -13,8 +13,10 @@ from regard.data.random import order, uniforms
 from regard.data.three import jitter, three_augment
 from regard.errors import ConfigError
 from regard.geometry import three_quarters
-from regard.recipes.settle import settle
-from regard.runner import make_plan
+from regard.run.runner import prepare
+from regard.run.settle import settle
+from regard.settings import Augment
+from regard.task import Job
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (12, 3, 16, 16), dtype=np.uint8))
 LABELS, NUMBERS = torch.arange(12) % 3, torch.arange(100, 112)
@@ -123,26 +125,32 @@ def test_images_are_mixed_up_to_an_epoch():
     assert torch.equal(soft[1], torch.eye(3)[LABELS])
 
 
+def planned(dataset, **settings) -> Augmenter:
+    """The augmenter of a run with these settings."""
+    entry = tasks.find("classification")
+    task = entry.load()
+    config, origins = settle(entry, task, dataset, {"model": "vit_nano"} | settings)
+    made = task(Job(config, origins, dataset, task.split(dataset, config)[0]))
+    prepare(made, Progress(True))
+    return made.augmenter()
+
+
 def test_the_last_share_of_epochs_is_not_mixed(picture_folder):
-    found, last = api.check(picture_folder, quiet=True), []
-    for calm in (0.0, 0.3):
-        config, origins = settle(found, {"epochs": 10, "mixup": 0.2, "calm": calm, "model": "vit_nano"})
-        last.append(make_plan(found, config, origins, Progress(True)).augmenter(Augment()).mixed)
-    assert last == [10, 7]
+    dataset = regard.check(picture_folder, quiet=True)
+    assert [planned(dataset, epochs=10, mixup=0.2, mixup_off=share).mixed for share in (0.0, 0.3)] == [10, 7]
 
 
 def test_the_first_share_of_epochs_sees_the_middle_of_what_was_moved(picture_folder):
     whole, run = augmenter(STRONG["shift"]), augmenter(STRONG["shift"])
-    run.narrow, run.window = 2, (12, 8)
+    run.low_res, run.window = 2, (12, 8)
     for epoch in (1, 2, 3):
         full = whole.images(IMAGES, NUMBERS, epoch)
         expected = full if epoch == 3 else full[:, :, 2:14, 4:12]
         assert torch.equal(run.images(IMAGES, NUMBERS, epoch), expected)
-    found, made = api.check(picture_folder, quiet=True), []
-    for narrow, epochs in ((0.0, 10), (0.3, 10), (0.9, 2), (0.9, 1)):
-        settings = {"epochs": epochs, "narrow": narrow, "model": "vit_nano", "size": 32, "patch": 5}
-        plan = make_plan(found, *settle(found, settings), Progress(True))
-        made.append((plan.augmenter(Augment()).narrow, plan.augmenter(Augment()).window))
+    dataset, made = regard.check(picture_folder, quiet=True), []
+    for low_res, epochs in ((0.0, 10), (0.3, 10), (0.9, 2), (0.9, 1)):
+        one = planned(dataset, epochs=epochs, low_res=low_res, size=32, patch=5)
+        made.append((one.low_res, one.window))
     assert made == [(n, (20, 20)) for n in (0, 3, 1, 0)]
 
 

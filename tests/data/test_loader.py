@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from regard.config import Augment
 from regard.data import Augmenter, Images, Loader, Preparation, fit, open_source, scan, statistics, with_channels
 from regard.data.feed import ImageFeed
 from regard.data.fitting import random_crop, simple_crop
 from regard.errors import DataError
+from regard.settings import Augment
 from tests.conftest import make_folder
 
 
@@ -76,7 +76,7 @@ def test_images_made_ahead_are_those_made_when_asked_for(picture_folder):
     settings = Augment(crop="shift", flip=True, policy="trivial", mixup=0.5)
 
     def feed(early):
-        augment = Augmenter(settings, 0, (0.5,) * 3, (0.25,) * 3, 3, narrow=2, window=(8, 6))
+        augment = Augmenter(settings, 0, (0.5,) * 3, (0.25,) * 3, 3, low_res=2, window=(8, 6))
         made = ImageFeed(Loader(images, list(range(24)), 5, shuffle=4), augment, torch.device("cpu"))
         assert not made.early  # on a CPU
         made.early = early
@@ -95,11 +95,11 @@ def test_images_made_ahead_are_those_made_when_asked_for(picture_folder):
     ):
         expected = list(plain.epoch(epoch, start, iter))
         got = list(itertools.islice(ahead.epoch(epoch, start, iter), count))
-        for ((x, targets, share), *rest), (theirs, *others) in zip(got, expected[:count], strict=True):
-            assert torch.equal(x, theirs[0])
-            assert x.shape[2:] == ((8, 6) if epoch <= 2 else (12, 10))
-            assert torch.equal(targets, theirs[1])
-            assert (share, rest) == (theirs[2], others)
+        for ours, theirs in zip(got, expected[:count], strict=True):
+            assert torch.equal(ours.inputs["image"], theirs.inputs["image"])
+            assert ours.inputs["image"].shape[2:] == ((8, 6) if epoch <= 2 else (12, 10))
+            assert torch.equal(ours.targets["probabilities"], theirs.targets["probabilities"])
+            assert (ours.numbers, ours.share, ours.total) == (theirs.numbers, theirs.share, theirs.total)
     assert ahead.next
     assert not plain.next
 

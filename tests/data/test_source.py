@@ -157,7 +157,7 @@ def test_damage_is_listed_not_raised(picture_folder):
     found = scan(open_source(picture_folder))
     assert [key for key, _ in found.unreadable] == ["red/03.png"]
     with pytest.raises(DataError, match=r"red/03\.png"):
-        found.require_readable()
+        found.require_usable()
 
 
 def test_the_fingerprint_follows_pixels_and_labels(picture_folder):

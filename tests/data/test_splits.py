@@ -3,15 +3,53 @@
 import pytest
 import torch
 
+from regard import tasks
 from regard.data import Sample, Source, keep_some, open_source, scan, split
 from regard.data.scanner import Scan
+from regard.data.text import Corpus
 from regard.errors import DataError
 from tests.conftest import make_folder
+
+TASK = tasks.find("classification")
 
 
 def made(samples: list[Sample], classes=("a", "b"), digests=None) -> Scan:
     source = Source("made", "made", "", classes, tuple(samples), lambda i: (torch.zeros(1, 2, 2), "L"))
     return Scan(source, digests=digests or [str(n) for n in range(len(samples))])
+
+
+def grouped(kind: str, groups: int = 60) -> tuple[object, list[int]]:
+    """Data of one kind in groups of two to five samples that must stay together, and the group of each sample."""
+    group = [g for g in range(groups) for _ in range(2 + g % 4)]
+    count = len(group)
+    if kind == "images":
+        return made([Sample(str(n), n % 2, group=f"patient {g}") for n, g in enumerate(group)]), group
+    sources = [f"Sentence {g}" if n % 2 else f"sentence  {g}" for n, g in enumerate(group)]
+    targets = [f"Satz {n}" for n in range(count)]
+    return Corpus("made", "made", "", "en", "de", sources, targets, [""] * count, list(range(count))), group
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_one_splitter_for_images_and_text(kind, share):
+    """Groups stay whole, the share is what was asked for, the seed alone decides."""
+    data, group = grouped(kind)
+    names, note = split(data, 0, share)
+    assert len(set(zip(group, names, strict=True))) == len(set(group)), "no group is in two splits"
+    for name in ("val", "test"):
+        assert names.count(name) == pytest.approx(share * len(names), abs=4)
+    assert names == split(data, 0, share)[0]
+    assert names != split(data, 1, share)[0]
+    assert note.startswith(f"the data names no splits; val ({names.count('val')} of {len(names)} {data.samples_word})")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("classification", "images"), ("translation", "text")])
+def test_the_settings_holdout_and_split_seed_reach_the_splitter(name, kind):
+    task, (data, _) = tasks.find(name), grouped(kind)
+    for holdout in (0.05, 0.25):
+        names, _ = task.load().split(data, task.config.of(holdout=holdout, split_seed=3))
+        assert names == split(data, 3, holdout)[0]
+        assert names.count("test") == pytest.approx(holdout * len(names), abs=4)
 
 
 def test_three_way_split_in_proportion_and_the_same_every_time():
@@ -24,14 +62,6 @@ def test_three_way_split_in_proportion_and_the_same_every_time():
         assert names.count(name) == pytest.approx(30, abs=6)
         rare = sum(n == name and s.label for n, s in zip(names, found.source.samples, strict=True))
         assert rare == pytest.approx(names.count(name) / 5, abs=2)
-
-
-def test_patients_are_never_parted():
-    found = made([Sample(str(n), n // 60, group=f"patient {n // 3}") for n in range(120)])
-    names, _ = split(found, seed=0)
-    for first in range(0, 120, 3):
-        assert len(set(names[first : first + 3])) == 1
-    assert set(names) == {"train", "val", "test"}
 
 
 def test_equal_pixels_are_never_parted():
@@ -62,7 +92,7 @@ def test_without_a_test_split_the_note_warns():
 
 
 def test_too_few_images_of_a_class_are_named():
-    with pytest.raises(DataError, match="class 'b' has 1 independent image:"):
+    with pytest.raises(DataError, match="class 'b' has too few independent images to train, choose and test on: 1"):
         split(made([Sample(str(n), int(n == 9)) for n in range(10)]), 0)
 
 
@@ -99,7 +129,7 @@ def test_a_class_missing_from_training_is_named():
 
 def test_one_class_is_nothing_to_learn():
     with pytest.raises(DataError, match="one class only"):
-        split(made([Sample(str(n), 0) for n in range(40)], classes=("a",)), 0)
+        TASK.load().split(made([Sample(str(n), 0) for n in range(40)], classes=("a",)), TASK.config())
 
 
 def test_the_split_is_quick_for_many_images_and_classes():

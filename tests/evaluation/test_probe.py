@@ -16,7 +16,7 @@ import regard
 from regard.console import Progress
 from regard.data import open_source, scan
 from regard.errors import ConfigError, DataError, RunError
-from regard.evaluation import Parts, probe_parts, run_probes
+from regard.evaluation import Parts, run_probes
 from regard.evaluation.probe import (
     LINEAR_STRENGTHS,
     RIDGE_STRENGTHS,
@@ -29,6 +29,7 @@ from regard.evaluation.probe import (
     votes,
 )
 from regard.metrics import repeated, wilson
+from regard.tasks.classification.probing import probe_parts
 from regard.weights import convert
 from tests.conftest import make_folder
 
@@ -191,11 +192,11 @@ def trained(tmp_path_factory):
 
 
 def test_on_its_own_data_a_run_keeps_its_splits(trained, capsys):
-    found = scan(open_source(trained / "data"))
-    index, _ = probe_parts(found, trained / "run", Progress())
+    dataset = scan(open_source(trained / "data"))
+    index, _ = probe_parts(dataset, trained / "run", Progress())
     rows = [row.split(",")[:2] for row in (trained / "run" / "splits.csv").read_text().splitlines()[1:]]
     for part, own in index.items():
-        assert {found.source.samples[i].key for i in own} == {name for name, split in rows if split == part}
+        assert {dataset.source.samples[i].key for i in own} == {name for name, split in rows if split == part}
     assert "8 images the run never trained or chose on (0 others are left out)" in capsys.readouterr().err
 
 
@@ -231,16 +232,18 @@ def test_features_are_what_the_head_sees_computed_once(trained, monkeypatch):
     monkeypatch.setattr(
         type(predictor.model), "forward", lambda m, x, **k: (seen.append(len(x)), forward(m, x, **k))[1]
     )
-    monkeypatch.setattr("regard.measuring.run_probes", lambda parts, *a, **k: given.update(parts=parts) or ())
-    regard.probe(trained / "run", trained / "data", batch=7, neighbours=3, quiet=True)
+    monkeypatch.setattr(
+        "regard.tasks.classification.probing.run_probes", lambda parts, *a, **k: given.update(parts=parts) or ()
+    )
+    regard.probe(trained / "run", trained / "data", batch_size=7, neighbours=3, quiet=True)
     assert sum(seen) == 40
-    found = scan(open_source(trained / "data"))
-    index, _ = probe_parts(found, trained / "run", Progress(quiet=True))
+    dataset = scan(open_source(trained / "data"))
+    index, _ = probe_parts(dataset, trained / "run", Progress(quiet=True))
     for part, own in zip(given["parts"], index.values(), strict=True):
         with torch.inference_mode():
-            x = torch.cat([predictor.prepare(trained / "data" / found.source.samples[i].key) for i in own])
+            x = torch.cat([predictor.prepare(trained / "data" / dataset.source.samples[i].key) for i in own])
             assert part.features == pytest.approx(predictor.model(x).features.numpy(), abs=1e-5)
-        assert part.labels.tolist() == [found.source.samples[i].label for i in own]
+        assert part.labels.tolist() == [dataset.source.samples[i].label for i in own]
 
 
 def test_a_file_without_a_head_is_probed_at_another_size_and_written(trained, tmp_path):

@@ -4,9 +4,8 @@ import pytest
 
 from regard.drawing import missing_letters
 from regard.errors import ConfigError
-from regard.explain.draw_words import FORMS, draw_deletion, draw_words
+from regard.explain.draw_words import FORMS, draw_words
 from regard.explain.word_attention import record_words
-from regard.explain.word_deletion import word_deletion
 from tests.explain.sentences import HOUSES, TOKENIZERS, translator
 
 
@@ -20,7 +19,6 @@ def test_pictures_are_written_in_every_form(tmp_path):
     for number, kind in enumerate(found.kinds):
         ending = (".png", ".pdf")[number % 2]
         assert draw_words(found, tmp_path / f"{kind}{ending}", kind, words=False).stat().st_size > 4000
-    assert draw_deletion(word_deletion(model, found, orders=3), tmp_path / "d.svg").read_text().count("random orders")
     rnn = record_words(translator("rnn_nano").float(), TOKENIZERS, *HOUSES)
     assert draw_words(rnn, tmp_path / "rnn.png").stat().st_size > 4000
     for options in ({"form": "tree"}, {"kind": "crossed"}, {"layer": 7}):

@@ -11,7 +11,6 @@ from regard.errors import ConfigError
 from regard.explain import (
     METHODS,
     Case,
-    explain,
     faithfulness,
     grad_cam,
     gradient_rollout,
@@ -25,7 +24,7 @@ from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import Tape
 from regard.nn.attention import _Call
-from regard.tasks import Classification
+from tests.explain.explained import explain_class
 
 # Two layers of one head over a class token and two patches; rows sum to one.
 FIRST = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]], dtype=torch.float64)
@@ -194,12 +193,11 @@ def test_a_model_without_attention_is_told_what_makes_sense():
 
     model, x = Plain(), torch.randn(1, 1, 2, 6)
     for name in METHODS:
-        arguments = (model, Classification(), x, x[0], "x", ("a", "b"))
         if name in ("integrated_gradients", "occlusion"):
-            assert explain(*arguments, method=name).map.shape == (2, 6)
+            assert explain_class(model, x, method=name).map.shape == (2, 6)
         else:
             with pytest.raises(ConfigError, match=r"Plain has none\n.*use integrated_gradients or occlusion"):
-                explain(*arguments, method=name)
+                explain_class(model, x, method=name)
 
 
 def test_raw_attention_picks_layer_and_head():

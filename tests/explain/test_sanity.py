@@ -8,10 +8,10 @@ from scipy.stats import spearmanr
 import regard
 from regard.data import Preparation, read_mask
 from regard.errors import ConfigError
-from regard.explain import METHODS, explain, faithfulness, random_twins, rank_correlation
+from regard.explain import METHODS, faithfulness, random_twins, rank_correlation
 from regard.explain.explanation import Method, locate
 from regard.geometry import TokenMap
-from regard.tasks import Classification
+from tests.explain.explained import explain_class
 
 
 def test_rank_correlation_is_spearmans():
@@ -76,7 +76,7 @@ def test_ties_and_constant_maps_know_nothing(run_folder, digit_files, monkeypatc
 def test_a_head_that_is_not_trained_cannot_be_tested():
     model = regard.create("vit_nano", classes=3, size=16)
     x = torch.randn(1, 3, 16, 16)
-    explained = explain(model, Classification(), x, x[0], "x", ("a", "b", "c"), method="rollout")
+    explained = explain_class(model, x, method="rollout")
     assert "cannot be tested" in explained.verdict
     assert not explained.trusted
 

@@ -75,9 +75,11 @@ def test_paired_tests_agree_with_sacrebleus(systems):
         for name, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
             a, b = theirs[key]
             assert made[name].difference.value == pytest.approx(b.score - a.score, abs=1e-9)
-            ours = made[name].bootstrap if kind == "bs" else made[name].randomised
+            ours = made[name].tests["bootstrap" if kind == "bs" else "randomisation"]
             assert ours == pytest.approx(b.p_value, abs=0.002)
-    assert 0.001 < made["bleu"].randomised < 0.5, "neither certain nor nothing, so that agreement means something"
+    assert 0.001 < made["bleu"].tests["randomisation"] < 0.5, (
+        "neither certain nor nothing, so that agreement means something"
+    )
     assert made["bleu"].difference.low < made["bleu"].difference.value < made["bleu"].difference.high
 
 
@@ -85,10 +87,10 @@ def test_a_system_is_no_better_than_itself_and_better_than_noise(systems):
     first, _, references = systems
     itself = compare_translations(first, first, references, trials=200)["bleu"]
     assert itself.difference[:3] == (0.0, 0.0, 0.0)
-    assert itself.bootstrap == itself.randomised == 1.0
+    assert itself.tests == {"randomisation": 1.0, "bootstrap": 1.0}
     better = compare_translations(damaged(references, 0.9, 3), first, references, trials=200)["chrf"]
     assert better.difference.low > 0
-    assert better.randomised == pytest.approx(1 / 201)
+    assert better.tests["randomisation"] == pytest.approx(1 / 201)
 
 
 def test_exact_matches():

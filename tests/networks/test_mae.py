@@ -10,7 +10,7 @@ from regard.networks.mae.config import MAEConfig
 from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.config import ViTConfig, configure
 from regard.networks.vit.network import ViT
-from regard.tasks import MaskedPatches
+from regard.tasks.pretraining.loss import MaskedPatches
 
 SMALL = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=4)
 
@@ -37,7 +37,7 @@ def test_every_shape_of_input_is_filled_in(name, fields, patches):
     output = model.train()(x, order)
     assert output.predicted.shape == output.wanted.shape == (2, patches, model.pixels.out_features)
     assert output.hidden.sum(1).tolist() == [patches - patches // 4] * 2
-    MaskedPatches().loss(output, order).backward()
+    MaskedPatches().loss(output, {"patch_order": order}).backward()
     assert all(p.grad is not None for p in model.parameters()), "what gets no gradient stops several processes"
 
 
@@ -58,13 +58,14 @@ def test_the_encoder_sees_the_visible_patches_and_no_others():
 def test_the_loss_is_of_hidden_patches_only(normalise):
     model = build(config=MAEConfig(0.75, 32, 1, 2, normalise))
     order = patch_order(0, 0, torch.arange(2), 16)
-    output, task = model(torch.rand(2, 3, 16, 16), order), MaskedPatches()
+    output, objective = model(torch.rand(2, 3, 16, 16), order), MaskedPatches()
+    targets = {"patch_order": order}
     elsewhere = torch.where(output.hidden[..., None], output.wanted, torch.rand_like(output.wanted))
-    assert torch.equal(task.loss(output._replace(wanted=elsewhere), order), task.loss(output, order))
+    assert torch.equal(objective.loss(output._replace(wanted=elsewhere), targets), objective.loss(output, targets))
     there = torch.where(output.hidden[..., None], torch.rand_like(output.wanted), output.wanted)
-    assert not torch.equal(task.loss(output._replace(wanted=there), order), task.loss(output, order))
+    assert not torch.equal(objective.loss(output._replace(wanted=there), targets), objective.loss(output, targets))
     by_hand = (output.predicted - output.wanted)[output.hidden].square().mean()
-    torch.testing.assert_close(task.loss(output, order), by_hand)
+    torch.testing.assert_close(objective.loss(output, targets), by_hand)
 
 
 def test_a_patch_is_wanted_relative_to_itself():
@@ -179,5 +180,5 @@ def test_against_transformers_vit_mae(normalise):
         other, output = theirs(x, noise=noise), ours(x, noise.argsort(1))
     assert torch.equal(other.mask.bool(), output.hidden)
     torch.testing.assert_close(channels_first(other.logits, 2), output.predicted, atol=1e-5, rtol=1e-5)
-    mine = MaskedPatches().loss(output, noise)
+    mine = MaskedPatches().loss(output, {"patch_order": noise.argsort(1)})
     torch.testing.assert_close(other.loss, mine, atol=1e-5, rtol=1e-5)

@@ -52,8 +52,8 @@ def test_draws_are_nested_balanced_and_leave_validation_and_test_alone(made):
 
 def test_every_run_takes_exactly_the_steps(made):
     assert [row["steps"] for row in made.rows] == [4] * 8
-    config = Run(made.study.out / made.rows[0]["run"]).read_config()[1]
-    assert (config.batch, config.explain) == (32, 0)
+    settings = Run(made.study.out / made.rows[0]["run"]).read_config().settings
+    assert (settings["data"]["batch_size"]["value"], settings["general"]["explain"]["value"]) == (32, 0)
 
 
 def test_what_is_written_is_what_the_runs_say(made):
@@ -199,7 +199,7 @@ def result_of(curves: dict[str, list[list[float]]], sizes: tuple[int, ...]) -> R
         for size, values in zip(sizes, by_size, strict=True)
         for seed, value in enumerate(values)
     ]
-    return Result(Study("data-size", "x", {arm: {} for arm in curves}, 3, None, sizes), rows, {})
+    return Result(Study("data-size", "digits", {arm: {} for arm in curves}, 3, None, sizes), rows, {})
 
 
 def test_curves_that_cross_are_said_to_cross_where_they_do():

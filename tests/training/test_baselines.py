@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from regard.recipes.settle import settle
 from torch import nn
 
 import regard
 from regard.errors import ConfigError
-from regard.recipes.settle import settle
 from regard.training import Muon, make_optimizers
 from regard.training.optim import orthogonalised
 
@@ -124,7 +124,14 @@ def test_a_recipe_for_a_vit_lends_a_resnet_what_is_not_its_shape(tmp_path):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_by_steps_takes_exactly_so_many(accumulate, tmp_path):
-    settings = {"model": "mlp_nano", "images": 100, "batch": 20, "explain": 0, "quiet": True, "accumulate": accumulate}
+    settings = {
+        "model": "mlp_nano",
+        "images": 100,
+        "batch_size": 20,
+        "explain": 0,
+        "quiet": True,
+        "accumulate": accumulate,
+    }
     run = regard.train("digits", steps=7, out=tmp_path / "a", **settings)
     config, origins = run.read_config()[1:]
     per_epoch = 5 if accumulate == 1 else 3
@@ -140,20 +147,20 @@ def test_a_run_by_steps_takes_exactly_so_many(accumulate, tmp_path):
 
 def test_a_network_of_one_size_is_not_given_windows(tmp_path):
     with pytest.raises(ConfigError, match="mlp_nano takes inputs of one size"):
-        regard.train("digits", model="mlp_nano", narrow=0.5, out=tmp_path / "run", quiet=True)
+        regard.train("digits", model="mlp_nano", low_res=0.5, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     found = regard.check("digits", quiet=True)
     for model, narrow in (("mlp_nano", (0.0, "default")), ("resnet_nano", (0.6, "recipe"))):
         config, origins = settle(found, {"recipe": "cifar", "model": model})
-        assert (config.narrow, origins["narrow"]) == narrow
+        assert (config.narrow, origins["low_res"]) == narrow
     run = regard.train(
-        "digits", model="resnet_nano", narrow=0.5, epochs=2, images=40, explain=0, out=tmp_path / "other", quiet=True
+        "digits", model="resnet_nano", low_res=0.5, epochs=2, images=40, explain=0, out=tmp_path / "other", quiet=True
     )
     assert len(run.read_rows("metrics.csv")) == 2
 
 
 def test_many_short_epochs_are_not_all_validated(tmp_path):
-    settings = {"model": "mlp_nano", "width": 8, "images": 20, "batch": 20, "explain": 0, "quiet": True}
+    settings = {"model": "mlp_nano", "width": 8, "images": 20, "batch_size": 20, "explain": 0, "quiet": True}
     rows = regard.train("digits", steps=310, out=tmp_path / "run", **settings).read_rows("metrics.csv")
     assert [int(row["epoch"]) for row in rows] == [*range(3, 310, 3), 310]
 

@@ -18,13 +18,13 @@ from tests.conftest import make_folder
 from tests.training.test_translation import write_pairs
 
 SETTINGS = {
-    "model": "vit_nano", "depth": 2, "epochs": 2, "batch": 8, "explain": 0, "size": 16, "device": "cpu", "workers": 0,
+    "model": "vit_nano", "depth": 2, "epochs": 2, "batch_size": 8, "explain": 0, "size": 16, "device": "cpu", "workers": 0,
     "crop": "shift", "flip": True, "mixup": 0.3, "cutmix": 0.3, "drop_path": 0.0, "optimizer": "adamw", "lr": 3e-4,
 }  # fmt: skip
 
 
 SENTENCES = {
-    "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "tokens": 256,
+    "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "batch_tokens": 256,
     "epochs": 2, "explain": 0, "device": "cpu", "dropout": 0.0, "lr": 3e-4,
 }  # fmt: skip
 

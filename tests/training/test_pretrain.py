@@ -23,7 +23,7 @@ from tests.conftest import make_folder
 from tests.training.test_training import final_weights, same
 
 SETTINGS = {
-    "depth": 2, "epochs": 3, "batch": 8, "size": 16, "explain": 2, "device": "cpu", "dropout": 0.1, "drop_path": 0.2,
+    "depth": 2, "epochs": 3, "batch_size": 8, "size": 16, "explain": 2, "device": "cpu", "dropout": 0.1, "drop_path": 0.2,
     "decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2,
 }  # fmt: skip
 

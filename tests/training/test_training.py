@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import regard
-from regard import runner
 from regard.errors import ConfigError, RunError
+from regard.tasks.classification import task as classification
 from regard.training import Average, Muon, make_optimizers
+from tests.conftest import settings_of
 
 
 def final_weights(run, name="last"):
@@ -28,7 +29,7 @@ def quick(data, out, **settings):
         "model": "vit_nano",
         "depth": 2,
         "epochs": 2,
-        "batch": 8,
+        "batch_size": 8,
         "explain": 0,
         "quiet": True,
         "size": 16,
@@ -47,11 +48,11 @@ def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
         "dropout": 0.1, "drop_path": 0.2,
     }  # fmt: skip
     settings = strong if augmented else {"crop": "none"}
-    runs, figures = [], runner.quick_figures
+    runs, figures = [], classification.quick_figures
     for number, workers in enumerate((0, 2, 1)):
         # Whatever else draws from the global generator, before or during the run, must not matter.
         torch.manual_seed(number)
-        monkeypatch.setattr("regard.runner.quick_figures", lambda *a, n=number: (torch.rand(n), figures(*a))[1])
+        monkeypatch.setattr(classification, "quick_figures", lambda *a, n=number: (torch.rand(n), figures(*a))[1])
         runs.append(quick(picture_folder, tmp_path / str(number), workers=workers, **settings))
     first = final_weights(runs[0])
     assert all(same(first, final_weights(run)) for run in runs[1:])
@@ -60,10 +61,10 @@ def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
 
 def use_sgd(monkeypatch) -> None:
     """Plain gradient descent, since Adam hides a gradient of the wrong size."""
-    import regard.training.step as step
+    import regard.training.gradients as gradients
 
     monkeypatch.setattr(
-        step, "make_optimizers", lambda model, *_: [torch.optim.SGD(model.parameters(), 0.05, fused=True)]
+        gradients, "make_optimizers", lambda model, *_: [torch.optim.SGD(model.parameters(), 0.05, fused=True)]
     )
 
 
@@ -79,8 +80,8 @@ def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_p
         "clip": 0.0,
         "lr": 0.05,
     }
-    one = final_weights(quick(picture_folder, tmp_path / "one", batch=8, **plain))
-    two = final_weights(quick(picture_folder, tmp_path / "two", batch=4, accumulate=2, **plain))
+    one = final_weights(quick(picture_folder, tmp_path / "one", batch_size=8, **plain))
+    two = final_weights(quick(picture_folder, tmp_path / "two", batch_size=4, accumulate=2, **plain))
     for name in one:
         torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
 
@@ -143,7 +144,7 @@ def test_the_weights_of_the_best_epoch_or_of_the_last_are_the_run_s(
     picture_folder, tmp_path, monkeypatch, choose, epoch
 ):
     accuracies = iter([0.5, 0.7, 0.6])
-    monkeypatch.setattr("regard.runner.quick_figures", lambda *_: {"accuracy": next(accuracies), "loss": 1.0})
+    monkeypatch.setattr(classification, "quick_figures", lambda *_: {"accuracy": next(accuracies), "loss": 1.0})
     run = quick(picture_folder, tmp_path / "run", epochs=3, keep=3, choose=choose)
     assert run.read_json("summary.json")["best_epoch"] == epoch
     assert same(final_weights(run, "best"), final_weights(run, f"epoch-{epoch:04d}"))
@@ -170,7 +171,10 @@ def test_the_run_folder_holds_what_the_design_says(run_folder):
         "figures/confusion.svg", "figures/reliability.svg", "explain/01.png", "explain/explanations.json",
         "model_card.md", "report.html",
     }  # fmt: skip
-    config = json.loads((run_folder / "config.json").read_text())
+    stored = json.loads((run_folder / "config.json").read_text())
+    assert (stored["data"], stored["task"]) == ("digits", "classification")
+    assert stored["settings"]["optim"]["epochs"] == {"value": 4, "origin": "flag"}
+    config = settings_of(run_folder)
     assert config["epochs"] == {"value": 4, "origin": "flag"}
     assert config["mixup"]["origin"] == "recipe"
     assert config["size"] == {"value": [8, 8], "origin": "auto"}
@@ -196,7 +200,14 @@ def test_volumes_train_evaluate_and_explain(tmp_path):
     volumes[labels == 1, :4] += 150
     np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
     run = regard.train(
-        tmp_path / "v.npz", model="vit3d_nano", patch=4, epochs=8, batch=8, explain=1, out=tmp_path / "run", quiet=True
+        tmp_path / "v.npz",
+        model="vit3d_nano",
+        patch=4,
+        epochs=8,
+        batch_size=8,
+        explain=1,
+        out=tmp_path / "run",
+        quiet=True,
     )
     assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
     explained = regard.load(run.path).explain(torch.from_numpy(volumes[1])[None])
@@ -211,13 +222,13 @@ def test_a_picture_model_refuses_volumes(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_was_found_before_is_not_read_again(picture_folder, tmp_path, monkeypatch):
-    found = regard.check(picture_folder, quiet=True)
+def test_what_was_read_before_is_not_read_again(picture_folder, tmp_path, monkeypatch):
+    dataset = regard.check(picture_folder, quiet=True)
     other = regard.check("digits", quiet=True)
-    monkeypatch.setattr("regard.measuring.look_at", lambda *_: pytest.fail("read again"))
-    assert quick(picture_folder, tmp_path / "run", found=found).read_json("summary.json")["figures"]
-    with pytest.raises(ConfigError, match=r"not what `regard\.check` has found"):
-        quick(picture_folder, tmp_path / "wrong", found=other)
+    monkeypatch.setattr("regard.tasks.images.scan", lambda *_: pytest.fail("read again"))
+    assert quick(picture_folder, tmp_path / "run", dataset=dataset).read_json("summary.json")["figures"]
+    with pytest.raises(ConfigError, match=r"not what `regard\.check` has read"):
+        quick(picture_folder, tmp_path / "wrong", dataset=other)
     assert not (tmp_path / "wrong").exists()
-    with pytest.raises(ConfigError, match="found is for images"):
-        regard.train("dates", found=found, out=tmp_path / "words", quiet=True)
+    with pytest.raises(ConfigError, match=r"not what `regard\.check` has read"):
+        regard.train("dates", dataset=dataset, out=tmp_path / "words", quiet=True)

@@ -21,7 +21,7 @@ from regard.training import adapt, layer_numbers, make_optimizers
 from regard.training.step import Step
 from tests.weights.parity import assert_close, picture, randomise
 
-QUICK = {"epochs": 1, "batch": 8, "explain": 0, "quiet": True, "device": "cpu", "flip": False, "crop": "none"}
+QUICK = {"epochs": 1, "batch_size": 8, "explain": 0, "quiet": True, "device": "cpu", "flip": False, "crop": "none"}
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_rates_fall_from_the_head_to_the_stem(kind):
     model = small(registers=2)
     adapt(model, RunConfig(layer_decay=0.5))
     step = Step(model, None, RunConfig(optimizer=kind, lr=1.0, layer_decay=0.5), torch.device("cpu"))
-    step.set_rate(0.8)
+    step.set_lr(0.8)
     rates = {id(p): group["lr"] for group in step.groups() for p in group["params"]}
     by_hand = {
         "class_token": 0.05, "registers": 0.05, "positions": 0.05, "patches": 0.05,
@@ -192,7 +192,7 @@ def test_one_decayed_step_moves_each_layer_by_its_factor():
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         config = RunConfig(optimizer="sgd", lr=0.1, weight_decay=0.0, layer_decay=decay, clip=0.0)
         step = Step(model, regard.tasks.Classification(), config, torch.device("cpu"))
-        step.set_rate(0.1)
+        step.set_lr(0.1)
         step.whole([(picture(16, 16), torch.eye(3)[:2], 1.0)])
         moved[decay] = {name: p.detach() - before[name] for name, p in model.named_parameters()}
     depths = layer_numbers(model)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from regard.translating import compare_text, holds_text
 
 import regard
 from regard.data.feed import TextFeed
@@ -16,13 +17,12 @@ from regard.data.text import EncodedPairs, TextLoader, train_tokenizers
 from regard.errors import ConfigError, DataError, RunError
 from regard.tasks import NextWord
 from regard.training import Step, Training, learning_rate
-from regard.translating import compare_text, holds_text
 from regard.weights import Run
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 SMALL = {
-    "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "tokens": 256,
+    "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "batch_tokens": 256,
     "explain": 2, "quiet": True, "device": "cpu",
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    return regard.train(data, **SMALL, epochs=40, lr=1e-2, smoothing=0.0, dropout=0.0, out=out)
+    return regard.train(data, **SMALL, epochs=40, lr=1e-2, label_smoothing=0.0, dropout=0.0, out=out)
 
 
 def test_it_learns_and_its_folder_says_all(run):
@@ -222,7 +222,7 @@ def test_the_papers_schedule():
         ({"model": "transformer_nano", "cell": "gru"}, "transformer_nano has no cell"),
         ({"model": "transformer_nano", "recipe": "cifar"}, "not for translation"),
         ({"model": "transformer_nano", "shard": True}, "shard is not for translation"),
-        ({"model": "transformer_nano", "tokens": 0}, "tokens=0 is too small"),
+        ({"model": "transformer_nano", "batch_tokens": 0}, "tokens=0 is too small"),
         ({"model": "transformer_nano", "epochs": 2, "steps": 3}, "both steps and epochs"),
         ({"recipe": "translate", "model": "vit_nano"}, "translate"),
     ],

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.errors import RegardError, RunError
+from regard.weights.checkpoint import FORMAT
 from tests.weights.parity import save_own
 from tests.weights.test_files import model
 
@@ -45,6 +46,7 @@ LIES = (
     ({"config": {"colour": 1}}, "has no field 'colour'"),
     ({"config": [1]}, "the checkpoint is damaged"),
     ({"model": "vit_none"}, "'vit_none'"),
+    ({"task": "soup"}, "the checkpoint is damaged: there is no task called 'soup'"),
     ({"preparation": {"size": "x"}}, r"Preparation\.size cannot be 'x'"),
 )
 
@@ -61,15 +63,15 @@ def test_a_checkpoint_of_ours_whose_header_lies(change, message, tmp_path):
 
 def test_a_checkpoint_of_ours_whose_header_is_no_json(tmp_path):
     for text in ("[" * 100_000, '{"config": ' + "9" * 5000 + "}", "{"):
-        header = {"format": "regard-1", "regard": text}
+        header = {"format": FORMAT, "regard": text}
         save_file({"a": torch.zeros(2)}, tmp_path / "w.safetensors", metadata=header)
         with pytest.raises(RunError, match="the checkpoint is damaged"):
             regard.load(tmp_path / "w.safetensors")
 
 
 def test_a_checkpoint_of_another_version_of_ours_is_said_to_be_one(tmp_path):
-    save_file({"a": torch.zeros(2)}, tmp_path / "w.safetensors", metadata={"format": "regard-2", "regard": "{}"})
-    with pytest.raises(RunError, match=r"not a checkpoint of this version \(regard-1\)"):
+    save_file({"a": torch.zeros(2)}, tmp_path / "w.safetensors", metadata={"format": "regard-1", "regard": "{}"})
+    with pytest.raises(RunError, match=rf"not a checkpoint of this version \({FORMAT}\)"):
         regard.load(tmp_path / "w.safetensors")
 
 

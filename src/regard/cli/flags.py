@@ -187,7 +187,7 @@ def parse(parser: Parser, words: Sequence[str], known: Iterable[str] = ()) -> di
 
 
 def _single(value: Any) -> Any:
-    """One number for all axes, or a tuple."""
-    if isinstance(value, list):
+    """One number for all axes, or a tuple; words stay a list."""
+    if isinstance(value, list) and not any(isinstance(item, str) for item in value):
         return value[0] if len(value) == 1 else tuple(value)
     return value

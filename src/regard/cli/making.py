@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from regard import tasks
 from regard.cli.flags import Parser, Shown, add_setting, add_settings, parse
-from regard.console import columns
+from regard.console import columns, interval
 from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
 from regard.settings import RunConfig
@@ -268,5 +268,5 @@ def tell_run(run: Any) -> None:
     for name in summary["headline"]:
         figure = summary["figures"][name]
         print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
-              f"(95 % interval {figure['low']:.4f} to {figure['high']:.4f}, n={figure['n']})")  # fmt: skip
+              f"(95 % interval {interval(figure)}, n={figure['n']})")  # fmt: skip
     print(run.path / "report.html")

@@ -208,7 +208,7 @@ def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step
 class Augmenter:
     """From a batch of pixels to what the network trains on: augmented, normalised, with soft targets.
 
-    After the epoch `mixed`, images are no longer mixed with one another. Up to the epoch `narrow` only a `window` of
+    After the epoch `mixed`, images are no longer mixed with one another. Up to the epoch `low_res` only a `window` of
     that size, in the middle, is left of each.
     """
 
@@ -220,11 +220,11 @@ class Augmenter:
         std: tuple[float, ...],
         classes: int,
         mixed: float = math.inf,
-        narrow: int = 0,
+        low_res: int = 0,
         window: tuple[int, ...] = (),
     ):
         self.config, self.seed, self.mean, self.std, self.classes = config, seed, mean, std, classes
-        self.mixed, self.narrow, self.window = mixed, narrow, window
+        self.mixed, self.low_res, self.window = mixed, low_res, window
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Each image by itself, so any number of them at once: the result does not depend on the others."""
@@ -234,7 +234,7 @@ class Augmenter:
         u = torch.from_numpy(drawn).float()
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
         x = erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
-        return centre_crop(x, self.window) if epoch <= self.narrow else x
+        return centre_crop(x, self.window) if epoch <= self.low_res else x
 
     def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Target probabilities, one row per sample."""

@@ -14,7 +14,11 @@ class Dataset(Protocol):
 
     samples_word: ClassVar[str]
     """What the samples are, in the plural."""
-    path: str
+
+    @property
+    def path(self) -> str:
+        """What was asked to be read."""
+        ...
 
     @property
     def name(self) -> str: ...

@@ -75,7 +75,8 @@ class Scan:
 
     def ties(self, number: int) -> list[Hashable]:
         group = self.source.samples[number].group
-        return [("group", group)] * bool(group) + [("pixels", self.digests[number])]
+        ties: list[Hashable] = [("pixels", self.digests[number])]
+        return [("group", group), *ties] if group else ties
 
     def require_trainable(self, splits: Sequence[str]) -> None:
         """Every class needs training images."""
@@ -122,11 +123,11 @@ class Scan:
                 groups[digest].append(index)
         return [group for group in groups.values() if len(group) > 1]
 
-    def crossing(self, splits: list[str]) -> list[list[int]]:
+    def crossing(self, splits: Sequence[str]) -> list[list[int]]:
         """Duplicates in more than one split: leaks from training into evaluation."""
         return [group for group in self.duplicates() if len({splits[i] for i in group} - {UNUSED}) > 1]
 
-    def groups_across_splits(self, splits: list[str]) -> list[str]:
+    def groups_across_splits(self, splits: Sequence[str]) -> list[str]:
         """Groups (patients) with images in more than one split: leaks too."""
         splits_of: dict[str, set[str]] = defaultdict(set)
         for sample, name in zip(self.source.samples, splits, strict=True):
@@ -177,7 +178,7 @@ class Scan:
             parts.append(f"images without a patient or group, each taken to stand alone: {without}")
         return "\n".join(parts)
 
-    def to_json(self, splits: list[str], split_note: str) -> dict[str, Any]:
+    def to_json(self, splits: list[str], note: str) -> dict[str, Any]:
         """data.json: counts, hashes and problems of the dataset."""
         source = self.source
         kinds = ("train", "val", "test", UNUSED, "unreadable")
@@ -195,7 +196,7 @@ class Scan:
             "fingerprint": self.fingerprint(),
             "classes": list(source.classes),
             "counts": counts,
-            "splits": split_note,
+            "splits": note,
             "sizes": {"×".join(map(str, size)): n for size, n in self.sizes.most_common(20)},
             "modes": dict(self.modes),
             "ignored": list(source.ignored),

@@ -93,10 +93,10 @@ def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, 
     for stratum, list_of_owners in owners_of.items():
         if containing[stratum] < need:
             raise DataError(
-                f"{dataset.stratum_name(stratum)} has {containing[stratum]} independent {dataset.samples_word}: "
-                "too few to train, choose and test on",
+                f"{dataset.stratum_name(stratum)} has too few independent {dataset.samples_word} to train, choose and "
+                f"test on: {containing[stratum]}",
                 where=dataset.name,
-                do="add some, remove the class, or give the splits yourself (train, val and test)",
+                do="add some, leave these out, or give the splits yourself (train, val and test)",
             )
         owners = np.array(list_of_owners, dtype=np.int64)
         wanted = share * sum(len(members[o]) for o in owners)

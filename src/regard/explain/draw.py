@@ -55,8 +55,9 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         for points, text, colour in ((18, _title(item), "black"), (5, item.verdict, _colour(item))):
             line = left.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", fontsize=9, color=colour)
             line.set_in_layout(False)
-        for ax in row if mask is not None else ():
-            _outline(ax, mask)
+        if mask is not None:
+            for ax in row:
+                _outline(ax, mask)
     return save(figure, path)
 
 

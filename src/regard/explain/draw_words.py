@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.drawing import BAD, BLUE, COLOURS, GREY, SOFT, canvas, colour_bar, missing_letters, no_ticks, shorten, style
+from regard.drawing import BAD, COLOURS, SOFT, canvas, colour_bar, missing_letters, no_ticks, shorten, style
 from regard.errors import ConfigError, did_you_mean
 from regard.explain.draw import check_ending, save
 from regard.explain.word_attention import WordAttention, WordMatrix
-from regard.explain.word_deletion import WordDeletion
 
 HEADS = (*COLOURS, "#000000")
 LONG = 22
@@ -25,6 +24,8 @@ FAINT = 0.05
 """A line below this share of the strongest is not drawn: there would be one from every word to every other."""
 NUMBERS = 14
 """With so many words or fewer on either side, the weights stand in the cells of a matrix."""
+
+FORMS = ("both", "lines", "matrix", "heads")
 
 Head = int | Literal["all"] | None
 """One head; "all", each in its colour; or None, the mean over heads."""
@@ -70,57 +71,25 @@ def draw_words(
         figure, shown = _heads(attention, kind, read)
     else:
         shown = [read(kind, layer, each) for each in chosen]
-        figure = _DRAWN[form](shown, kind)
+        figure = _figure(shown, kind, form)
         figure.suptitle(_title(attention, kind, layer, head), fontsize=10)
-    letters = "" if path.suffix.lower() == ".svg" else missing_letters([*shown[0].queries, *shown[0].keys])
-    return _save(figure, path, letters)
+    if path.suffix.lower() != ".svg" and (letters := missing_letters([*shown[0].queries, *shown[0].keys])):
+        points = ", ".join(f"U+{ord(letter):04X}" for letter in letters[:8]) + ", …" * (len(letters) > 8)
+        note = f"No font here has {len(letters)} of the letters ({points}): install one (NanumGothic) or draw SVG"
+        figure.supxlabel(note, fontsize=7, color=BAD)
+    return save(figure, path)
 
 
-@style()
-def draw_deletion(result: WordDeletion, path: Path) -> Path:
-    """The translation's log-probability as words of the source go, the most relevant first, over random orders."""
-    check_ending(path)
-    figure = canvas(6.4, 3.6, background="white")
-    ax = figure.subplots()
-    for number, curve in enumerate(result.random):
-        label = f"{len(result.random)} random orders" if number == 0 else None
-        ax.plot(result.removed, curve, color=GREY, linewidth=0.8, alpha=0.6, label=label)
-    ax.plot(result.removed, result.curve, "o-", color=BLUE, markersize=4, label="most relevant first")
-    ax.set_xlabel("words of the source taken away")
-    ax.set_ylabel("log-probability\n(nats per token)")
-    ax.set_xticks([n for n in result.removed if n == int(n)])
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
-    gain = f"sooner than random orders by {result.gain:+.2f} nats per token (deviation {result.spread:.2f})"
-    ax.set_title(f"{gain}\n{result.verdict}", fontsize=9)
-    first = "first away:  " + "  ".join(shorten(word, LONG) for word in result.order[:6])
-    ax.annotate(first, (0.02, 0.03), xycoords="axes fraction", fontsize=8, color=BLUE)
-    return _save(figure, path, "" if path.suffix.lower() == ".svg" else missing_letters(result.order[:6]))
-
-
-def _lines(shown: list[WordMatrix], kind: str) -> Any:
-    figure = canvas(*_lines_size(shown[0]), background="white")
-    _draw_lines(figure.subplots(), shown, kind)
+def _figure(shown: list[WordMatrix], kind: str, form: str) -> Any:
+    """Lines, a matrix, or both side by side."""
+    panels = {"lines": (_lines_size, _draw_lines), "matrix": (_matrix_size, _draw_matrix)}
+    chosen = list(panels.values()) if form == "both" else [panels[form]]
+    widths, heights = zip(*(size(shown[0]) for size, _ in chosen), strict=True)
+    figure = canvas(sum(widths), max(heights), background="white")
+    axes = figure.subplots(1, len(chosen), width_ratios=widths, squeeze=False)[0]
+    for ax, (_, draw) in zip(axes, chosen, strict=True):
+        draw(ax, shown, kind)
     return figure
-
-
-def _matrix(shown: list[WordMatrix], kind: str) -> Any:
-    figure = canvas(*_matrix_size(shown[0]), background="white")
-    _draw_matrix(figure.subplots(), shown, kind)
-    return figure
-
-
-def _both(shown: list[WordMatrix], kind: str) -> Any:
-    (left, tall), (right, high) = _lines_size(shown[0]), _matrix_size(shown[0])
-    figure = canvas(left + right, max(tall, high), background="white")
-    ax, beside = figure.subplots(1, 2, width_ratios=[left, right])
-    _draw_lines(ax, shown, kind)
-    _draw_matrix(beside, shown, kind)
-    return figure
-
-
-_DRAWN: dict[str, Callable[[list[WordMatrix], str], Any]] = {"both": _both, "lines": _lines, "matrix": _matrix}
-FORMS = (*_DRAWN, "heads")
 
 
 def _lines_size(matrix: WordMatrix) -> tuple[float, float]:
@@ -220,18 +189,6 @@ def _title(attention: WordAttention, kind: str, layer: int, head: Head) -> str:
     which = {"all": f"all {heads} heads", None: "mean over heads"}.get(head, f"head {head}")  # pyright: ignore
     layer_name = "" if layers == 1 else f", layer {layer % layers}"
     return f"{NAMES[kind]}{layer_name}" + ("" if heads == 1 else f", {which}")
-
-
-def _save(figure: Any, path: Path, letters: str) -> Path:
-    if letters:
-        shown = letters if len(letters) <= 8 else letters[:8] + "…"
-        points = ", ".join(f"U+{ord(letter):04X}" for letter in shown if letter != "…")
-        figure.supxlabel(
-            f"No font here has {len(letters)} of the letters ({points}{', …' if len(letters) > 8 else ''}): "
-            "install one, such as NanumGothic, or draw SVG",
-            fontsize=7, color=BAD,
-        )  # fmt: skip
-    return save(figure, path)
 
 
 def _longest(texts: tuple[str, ...]) -> int:

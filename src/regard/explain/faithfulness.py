@@ -46,7 +46,7 @@ class Faithfulness:
     def verdict(self) -> str:
         """In words, whether to believe the map: its gain must exceed that of random maps by two deviations."""
         if max(self.insertion_curve + self.deletion_curve) - min(self.insertion_curve + self.deletion_curve) < 1e-4:
-            return "cannot be tested: the probability never moves, as of a head that is not trained"
+            return "cannot be tested: the answer never moves, as of a head that is not trained"
         return against_random(round(self.beaten * self.maps), self.maps, "maps", self.trusted)
 
 

@@ -13,7 +13,7 @@ RESAMPLES = 2000
 
 
 class Comparison(NamedTuple):
-    """How far a second system is ahead of a first one, with a 95 % interval; and by test, its p value."""
+    """A figure of a second system minus that of a first, with a 95 % interval; and by test, its p value."""
 
     difference: Figure
     tests: dict[str, float]

@@ -1,6 +1,6 @@
 """What every network of the package offers."""
 
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -35,6 +35,11 @@ class Network(nn.Module):
     """Recompute each block's activations in the backward pass: less memory, a third more time."""
     frozen: tuple[str, ...] = ()
     """Modules that do not train: they stay in evaluation mode, without dropout or updates of batch statistics."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Families have different parts, and `regard.create` chooses one by name."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -101,6 +101,11 @@ class TextConfig(NetworkConfig):
             )
 
     @property
+    def block_count(self) -> int:
+        """Number of layers, each of which has at least one tensor."""
+        return self.depth
+
+    @property
     def source_words(self) -> int:
         return self.vocabulary if isinstance(self.vocabulary, int) else self.vocabulary[0]
 

@@ -20,12 +20,8 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     """Loss and validation accuracy against epochs."""
     figure = canvas(8.4, 3.0)
     left, right = figure.subplots(1, 2)
-    epochs = [int(row["epoch"]) for row in rows]
-    dot = "o" if len(rows) == 1 else ""
-    left.plot(epochs, [float(row["train_loss"]) for row in rows], dot + "-", color=BLUE)
-    left.plot(epochs, [float(row["val_loss"]) for row in rows], dot + "-", color=ORANGE)
+    epochs = _losses(left, rows, "loss (nats)")
     name_curves(left, ("train (augmented, smoothed)", BLUE), ("validation", ORANGE))
-    dress(left, "epoch", "loss (nats)")
     left.set_ylim(bottom=0)
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
@@ -43,15 +39,20 @@ def losses(rows: list[dict[str, str]], best_epoch: int | None, what: str, train:
     """A loss against epochs."""
     figure = canvas(5.6, 3.2)
     ax = figure.subplots()
-    epochs, dot = [int(row["epoch"]) for row in rows], "o" if len(rows) == 1 else ""
-    for column, colour in (("train_loss", BLUE), ("val_loss", ORANGE)):
-        ax.plot(epochs, [float(row[column]) for row in rows], dot + "-", color=colour)
+    epochs = _losses(ax, rows, what)
     if best_epoch:
         ax.plot([best_epoch], [float(rows[epochs.index(best_epoch)]["val_loss"])], "o", color=GREEN)
     kept = [(f"kept: epoch {best_epoch}", GREEN)] * bool(best_epoch)
     name_curves(ax, (train, BLUE), ("validation", ORANGE), *kept)
-    dress(ax, "epoch", what)
     return to_svg(figure)
+
+
+def _losses(ax: Any, rows: list[dict[str, str]], what: str) -> list[int]:
+    epochs = [int(row["epoch"]) for row in rows]
+    for column, colour in (("train_loss", BLUE), ("val_loss", ORANGE)):
+        ax.plot(epochs, [float(row[column]) for row in rows], "o-" if len(rows) == 1 else "-", color=colour)
+    dress(ax, "epoch", what)
+    return epochs
 
 
 @style()

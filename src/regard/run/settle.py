@@ -55,7 +55,9 @@ def settle(
     recipe, dropped = _for_model(recipe, model)
     origins |= dict.fromkeys(dropped, "default")
     config = recipe.change({**shape, **settings, "recipe": named, "model": model})
-    origins |= {"recipe": "auto"} | dict.fromkeys(shape, "weights") | dict.fromkeys(settings, "flag")
+    origins["recipe"] = "auto"
+    origins |= dict.fromkeys(shape, "weights")
+    origins |= dict.fromkeys(settings, "flag")
     config.check_model({**shape, **settings})
     suffix = "" if entry.command == "train" else f"-{entry.name}"
     out = free_folder(f"runs/{dataset.name}-{model}{suffix}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regard import tasks
+from regard.config import make
 from regard.console import Progress
 from regard.data.dataset import Dataset
 from regard.errors import ConfigError, DataError, RegardError, RunError
@@ -58,14 +59,13 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def load(path: str | Path, device: str = "auto", progress: Progress | None = None, **options: Any) -> Predictor:
-    """A predictor from a run folder (its best weights) or from a weights file; on a GPU if there is one."""
-    task = task_of(path).load()
-    try:
-        return task.predictor(path, torch.device(pick_device(device)), progress or Progress(), **options)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
-        raise ConfigError(f"{task.name} does not take this option: {error}") from None
+    """A predictor from a run folder (its best weights) or from a weights file; on a GPU if there is one.
+
+    `options` are the `LoadOptions` of its task.
+    """
+    entry = task_of(path)
+    loaded = make(entry.settings.LoadOptions, options, entry.name)
+    return entry.load().predictor(path, torch.device(pick_device(device)), loaded, progress or Progress())
 
 
 def evaluate(
@@ -74,13 +74,14 @@ def evaluate(
     """Figures of a trained model on data."""
     progress, entry = Progress(quiet), task_of(run)
     tasks.require_data(data)
+    asked = make(entry.settings.EvalOptions, options, entry.name)
     task, predictor = entry.load(), load(run, progress=progress)
-    settings = predictor.data_settings(data) if hasattr(predictor, "data_settings") else {}
+    settings = predictor.data_settings(data)
     dataset = task.open(data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     dataset.require_usable()
     index = choose_samples(dataset, split, seen_samples(dataset, run, progress), progress)
-    return task.evaluate_on(predictor, dataset, index, progress, **options)
+    return task.evaluate_on(predictor, dataset, index, asked, progress)
 
 
 def choose_samples(dataset: Dataset, split: str | None, seen: set[int], progress: Progress) -> list[int]:
@@ -129,7 +130,7 @@ def _compare(first: Run, second: Run) -> dict[str, Comparison]:
     if names[0] != names[1]:
         do = f"`regard eval` each on the same data; they have {len(names[0])} and {len(names[1])} samples"
         raise ConfigError("the runs were not tested on the same samples", where=second.path, do=do)
-    return entries[0].load().compare(*rows, first.read_json("data.json"))
+    return entries[0].load().compare(rows[0], rows[1], first.read_json("data.json"))
 
 
 def _identity(row: dict[str, str]) -> tuple[str, ...]:

@@ -33,6 +33,13 @@ class Gap(NamedTuple):
     """Standard error of the mean; None of one seed."""
     seeds: int = 1
 
+    @classmethod
+    def of(cls, images: int, differences: list[float]) -> Gap:
+        """From the differences of single seeds."""
+        count = len(differences)
+        error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else None
+        return cls(images, statistics.fmean(differences), error, count)
+
     @property
     def sure(self) -> bool:
         """Whether the 95 % interval (Student's t: wide for few seeds) leaves out zero."""
@@ -72,8 +79,7 @@ class Result:
         for images in sorted({row["images"] for row in self.rows}):
             seeds = [s for a, n, s in accuracy if (a, n) == (one, images) and (other, images, s) in accuracy]
             if values := [accuracy[one, images, s] - accuracy[other, images, s] for s in seeds]:
-                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-                gaps.append(Gap(images, statistics.fmean(values), error, len(values)))
+                gaps.append(Gap.of(images, values))
         return gaps
 
     def summary(self) -> list[str]:

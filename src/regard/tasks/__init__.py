@@ -45,6 +45,7 @@ class Entry:
 
 TASKS = (
     Entry("translation"),
+    Entry("regression"),
     Entry("classification"),
     Entry("pretraining", command="pretrain"),
 )

@@ -1,4 +1,4 @@
-"""Options of `regard explain` for images. Free of torch."""
+"""Options of commands for images. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import ClassVar
 
 from regard.errors import ConfigError
 from regard.settings import Group, setting
+
+
+@dataclass(frozen=True)
+class LoadOptions(Group):
+    heads: int | None = setting(None, "Attention heads, where a weights file does not say.", least=1)
 
 
 @dataclass(frozen=True)

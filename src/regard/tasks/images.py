@@ -338,6 +338,10 @@ class ImagePredictor:
         """What is explained, (B, outputs)."""
         return output.logits.float()
 
+    def watched(self, output: Any) -> Tensor:
+        """What the checks of an explanation watch, (B, outputs)."""
+        return self.answers(output)
+
     def prediction(self, name: str, answer: Tensor) -> Any:
         raise NotImplementedError
 
@@ -346,6 +350,9 @@ class ImagePredictor:
         raise NotImplementedError
 
     # The same for all.
+
+    def data_settings(self, data: str | Path) -> dict[str, Any]:
+        return {}
 
     def prepare(self, image: Image) -> Tensor:
         """The network's input for an image, (1, channels, *size): fitted and normalised, on its device."""
@@ -406,7 +413,7 @@ class ImagePredictor:
         number = self.target_number(target, answer)
         return explain(
             self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
-            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.answers(output)[:, number],
+            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
             method=method, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
             twins=self.random_models, **options,
         )  # fmt: skip

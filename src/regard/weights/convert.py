@@ -87,6 +87,8 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] |
 
 def _processor(checkpoint: Checkpoint, config: ImageConfig) -> dict[str, Any]:
     """How images are prepared, in the words of its preprocessor_config.json."""
+    prepared = checkpoint.preparation
+    assert prepared is not None
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -94,8 +96,8 @@ def _processor(checkpoint: Checkpoint, config: ImageConfig) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(checkpoint.preparation.mean),
-        "image_std": list(checkpoint.preparation.std),
+        "image_mean": list(prepared.mean),
+        "image_std": list(prepared.std),
     }
 
 

@@ -7,7 +7,8 @@ import pytest
 from babel.dates import parse_date
 from num2words import num2words
 
-from regard.data.text import Corpus, dates_corpus, open_pairs, split_pairs, train_tokenizers
+from regard.data.splits import split
+from regard.data.text import Corpus, dates_corpus, open_pairs, train_tokenizers
 from regard.errors import ConfigError
 
 MONTHS = ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli"]
@@ -54,9 +55,9 @@ def test_no_date_and_no_number_is_in_two_splits(corpus, words):
     assert all(len(names) == 1 for names in held.values())
     shares = {name: corpus.splits.count(name) / len(corpus) for name in ("train", "val", "test")}
     assert shares == pytest.approx({"train": 0.9, "val": 0.05, "test": 0.05}, abs=0.015)
-    names, note = split_pairs(corpus, seed=0)
+    names, note = split(corpus, seed=0)
     assert names == corpus.splits
-    assert note == "train, val, test as the data names them"
+    assert note == "train, val and test are the data's own"
 
 
 def test_what_larger_numbers_are_made_of_is_trained_on(corpus, words):

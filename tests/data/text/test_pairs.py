@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.text import Corpus, open_pairs, split_pairs
+from regard import tasks
+from regard.data.splits import split
+from regard.data.text import Corpus, open_pairs
 from regard.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -91,9 +93,9 @@ def test_faults_are_listed_by_line_up_to_a_share(tmp_path, monkeypatch):
     ]
     assert (len(corpus), corpus.lines[:2]) == (96, [1, 6])
     assert "pairs left out, empty: 2" in corpus.describe()
-    corpus.require_sound(0.04)
+    corpus.require_usable(0.04)
     with pytest.raises(DataError, match=r"4 of 100 pairs of train cannot be used:\n +train.en, line 2: empty"):
-        corpus.require_sound(0.03)
+        corpus.require_usable(0.03)
 
 
 def test_text_is_composed_and_otherwise_kept(tmp_path):
@@ -187,10 +189,9 @@ def test_cut_splits_part_neither_equal_sources_nor_equal_targets():
     sources = [f"sentence {n // 2}" if n % 3 else f"Sentence  {n // 2}" for n in range(400)]
     targets = [f"Satz {n // 4}" for n in range(400)]
     corpus = made(sources, targets)
-    names, note = split_pairs(corpus, seed=0)
-    assert names == split_pairs(corpus, seed=0)[0] != split_pairs(corpus, seed=1)[0]
+    names, note = split(corpus, 0, 0.1)
     assert names.count("val") == names.count("test") == 40
-    assert "test (40 of 400 pairs) and val (40 of 400 pairs) cut with seed 0" in note
+    assert "val (40 of 400 pairs) and test (40 of 400 pairs) cut with seed 0" in note
     for first in range(0, 400, 4):
         assert len(set(names[first : first + 4])) == 1
     assert corpus.overlap(names) == {name: {"pairs": 0, "sources": 0} for name in ("test", "val")}
@@ -198,29 +199,36 @@ def test_cut_splits_part_neither_equal_sources_nor_equal_targets():
 
 def test_case_and_spacing_make_no_other_sentence():
     sources = [f"A dog {n // 2}" if n % 2 else f"a  DOG {n // 2}" for n in range(200)]
-    names, _ = split_pairs(made(sources, [f"t{n}" for n in range(200)]), seed=0)
+    names, _ = split(made(sources, [f"t{n}" for n in range(200)]), seed=0)
     assert all(names[n] == names[n + 1] for n in range(0, 200, 2))
 
 
 def test_named_splits_are_kept_and_what_lacks_is_cut():
     corpus = made([str(n) for n in range(100)], [f"t{n}" for n in range(100)], ["train"] * 90 + ["test_a"] * 10)
-    names, note = split_pairs(corpus, 0)
+    names, note = split(corpus, 0, 0.1)
     assert names[90:] == ["test_a"] * 10
     assert names.count("val") == 9
-    assert note == "train, test_a as the data names them; val (9 of 100 pairs) cut with seed 0"
-    assert split_pairs(made(["1", "2"], ["a", "b"], ["train", "val"]), 0)[1].endswith("which also chose the weights")
+    assert note == "train and test_a are the data's own; val (9 of 100 pairs) cut with seed 0"
+    assert split(made(["1", "2"], ["a", "b"], ["train", "val"]), 0)[1].endswith("which also chose the weights")
 
 
 def test_one_sentence_that_hundreds_share_stays_in_training():
     corpus = made([f"s{n}" for n in range(200)], ["Ja."] * 150 + [f"t{n}" for n in range(50)])
-    names, _ = split_pairs(corpus, 0)
+    names, _ = split(corpus, 0, 0.1)
     assert set(names[:150]) == {"train"}
     assert names.count("val") == names.count("test") == 20
 
 
 def test_too_few_pairs_cannot_be_cut():
-    with pytest.raises(DataError, match="2 pairs with sentences of their own: too few"):
-        split_pairs(made(["a", "b"], ["A", "B"]), 0)
+    with pytest.raises(DataError, match="too few independent pairs to train, choose and test on: 2"):
+        split(made(["a", "b"], ["A", "B"]), 0)
+
+
+def test_of_very_many_pairs_a_few_thousand_are_held_out():
+    corpus = made([f"s{n}" for n in range(30_000)], [f"t{n}" for n in range(30_000)])
+    task = tasks.find("translation")
+    names, _ = task.load().split(corpus, task.config())
+    assert names.count("val") == names.count("test") == 2000
 
 
 def test_doubled_pairs_and_overlap_are_counted():
@@ -242,7 +250,7 @@ def test_the_fingerprint_moves_with_text_and_splits():
 @needs_multi30k
 def test_multi30k_is_sound():
     corpus = open_pairs(MULTI30K, source="en", target="de")
-    names, _ = split_pairs(corpus, 0)
+    names, _ = split(corpus, 0)
     assert [names.count(n) for n in ("train", "val", "test_2016_flickr", "test_2017_flickr")] == [
         29_000,
         1014,

@@ -53,7 +53,10 @@ class Corpus:
 
     path: str = ""
     samples_word: ClassVar[str] = "pairs"
-    tested: ClassVar[bool] = True
+
+    @property
+    def tested(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         return len(self.sources)

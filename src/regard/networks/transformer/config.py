@@ -38,6 +38,10 @@ class TransformerConfig(TextConfig):
     activation: Literal["gelu", "relu", "swish"] = shape("relu", "Activation function of the MLP.")
     eps: float = shape(1e-6, "Epsilon of LayerNorm.")
 
+    @property
+    def block_count(self) -> int:
+        return self.depth + (self.decoder_depth or self.depth)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "heads", "mlp", "length")

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -109,9 +108,7 @@ class Bottleneck:
         """By how much more symbols `one` has right than `other`, seed by seed."""
         shares = {(r.model, r.seed): r.symbols for r in self.recalls if r.length == length}
         seeds = [seed for model, seed in shares if model == one and (other, seed) in shares]
-        values = [shares[one, seed] - shares[other, seed] for seed in seeds]
-        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        return Gap(length, statistics.fmean(values), error, len(values))
+        return Gap.of(length, [shares[one, seed] - shares[other, seed] for seed in seeds])
 
     def summary(self) -> list[str]:
         """In sentences: who falls with length, and whether attention mends it."""

@@ -12,7 +12,7 @@ Rows = Sequence[Mapping[str, str]]
 
 
 def compare_classifiers(first: Rows, second: Rows) -> dict[str, Comparison]:
-    """How far the second is ahead of the first in accuracy and, where all probabilities are there, in log loss."""
+    """Second minus first: accuracy and, where all probabilities are there, log loss, of which less is better."""
     right = [np.array([row["label"] == row["predicted"] for row in rows]) for rows in (first, second)]
     gain = right[1].astype(float) - right[0].astype(float)
     difference, p = paired_bootstrap(len(gain), lambda index: gain[index].mean())
@@ -21,7 +21,7 @@ def compare_classifiers(first: Rows, second: Rows) -> dict[str, Comparison]:
         losses = [
             -np.log(np.clip([float(row[f"p_{row['label']}"]) for row in rows], 1e-6, 1)) for rows in (first, second)
         ]
-        worse = losses[1] - losses[0]
-        difference, p = paired_bootstrap(len(worse), lambda index: worse[index].mean())
+        more = losses[1] - losses[0]
+        difference, p = paired_bootstrap(len(more), lambda index: more[index].mean())
         made["log_loss"] = Comparison(difference, {"paired bootstrap": p})
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,7 +22,7 @@ class CrossEntropy:
 
     smoothing: float = 0.0
     kind: Literal["softmax", "bce"] = "softmax"
-    divisible: ClassVar[bool] = True
+    divisible = True
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         return model(batch.inputs["image"], class_token_only=True)

@@ -53,7 +53,7 @@ def probe(
     dataset = read_images(data, progress)
     dataset.require_usable()
     classes, samples, preparation = dataset.source.classes, dataset.source.samples, predictor.preparation
-    index, note = _parts(dataset, run, progress)
+    index, note = probe_parts(dataset, run, progress)
     check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
     loader = Loader(Images(dataset, preparation.size, preparation.channels), list(chain(*index.values())), batch_size)
     with progress.bar("features", len(loader)) as tick:
@@ -73,7 +73,7 @@ def probe(
     return result
 
 
-def _parts(dataset: Scan, run: str | Path, progress: Progress) -> tuple[dict[str, list[int]], str]:
+def probe_parts(dataset: Scan, run: str | Path, progress: Progress) -> tuple[dict[str, list[int]], str]:
     """The samples a probe learns from, chooses by and is tested on, and a sentence saying where they come from.
 
     They are split as the run was, or as a new run would be; no image that the run trained on or chose its weights

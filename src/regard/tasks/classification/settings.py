@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.settings import Augment, Group, ImageData, ImageMachine, RunConfig, Transfer, setting
-from regard.tasks.image_options import ImageExplainOptions
+from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Config(RunConfig):
 @dataclass(frozen=True)
 class EvalOptions(Group):
     title: ClassVar[str] = "classification"
+    batch_size: int = setting(64, "Images per batch.", least=1)
     mirror: bool = setting(
         False, "Mean over each image and its mirror image: often a little better, for twice the work."
     )
@@ -51,6 +52,8 @@ class PredictOptions(Group):
 
 
 ExplainOptions = ImageExplainOptions
+
+__all__ = ["RECIPES", "Config", "EvalOptions", "ExplainOptions", "LoadOptions", "PredictOptions", "recognise"]
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:

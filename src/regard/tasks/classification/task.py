@@ -18,6 +18,8 @@ from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.page import page
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
+from regard.tasks.classification.settings import EvalOptions
+from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask, explain_images, is_small
 from regard.training import World
 from regard.weights import Run, open_weights
@@ -79,24 +81,30 @@ class Task(ImageTask):
     page = staticmethod(page)
 
     @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, progress: Progress, **options: Any) -> Classifier:
-        return Classifier.open(path, device, progress, **options)
+    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Classifier:
+        return Classifier.open(path, device, progress, options.heads)
 
     @classmethod
     def evaluate_on(
-        cls, predictor: Classifier, dataset: Scan, index: list[int], progress: Progress, mirror: bool = False,
-        batch_size: int = 64,
-    ) -> Evaluation:  # fmt: skip
+        cls, predictor: Classifier, dataset: Scan, index: list[int], options: EvalOptions, progress: Progress
+    ) -> Evaluation:
         predictor.require_answers()
         unknown = sorted(set(dataset.source.classes) - set(predictor.classes))
         if unknown:
             what = f"the data has classes the model does not know: {', '.join(unknown)}"
             raise DataError(what, where=dataset.path, do=f"it knows {', '.join(predictor.classes)}")
-        prepared = predictor.preparation
-        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, batch_size)
+        prepared, mirror = predictor.preparation, options.mirror
+        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
         with progress.bar("evaluating", len(loader)) as tick:
             return evaluate(
-                predictor.model, loader, prepared, dataset.source, predictor.classes, predictor.device, tick, mirror
+                predictor.model,
+                loader,
+                prepared,
+                dataset.source,
+                predictor.classes,
+                predictor.device,
+                tick,
+                mirror,
             )
 
     probe = staticmethod(probe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from regard.data.batch import Batch, Tensors
 class MaskedPatches:
     """Squared error of the filled-in pixels, on hidden patches only (He et al., 2022, section 3)."""
 
-    divisible: ClassVar[bool] = True
+    divisible = True
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         """`patch_order` (B, N) is each image's order of patches: the last ones are hidden from the model."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.console import interval
 from regard.drawing import DPI, canvas, flat, show, style
 from regard.report import figures
 from regard.task import Page, Section
@@ -46,7 +47,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         f"patches{relative}</span></p>",
         headline_text=f"{loss['value']:.4f} reconstruction loss {on}",
         figures=[
-            ("Reconstruction loss", f"{loss['value']:.4f}", f"{loss['low']:.4f} to {loss['high']:.4f}",
+            ("Reconstruction loss", f"{loss['value']:.4f}", interval(loss),
              "squared error on hidden patches; lower is better")
         ],
         chosen_by="loss",

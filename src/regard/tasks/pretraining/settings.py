@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.settings import Crops, Group, ImageData, ImageMachine, NoOptions, RunConfig, setting
+from regard.tasks.image_options import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Config(RunConfig):
 
 
 EvalOptions = PredictOptions = ExplainOptions = NoOptions
+
+__all__ = ["RECIPES", "Config", "EvalOptions", "ExplainOptions", "LoadOptions", "PredictOptions", "recognise"]
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from regard.networks.mae.config import MAEConfig
 from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
 from regard.settings import Augment
+from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImagePredictor, ImageTask, is_small
 from regard.tasks.pretraining.evaluation import Reconstructed, reconstruct, reconstruction_losses
 from regard.tasks.pretraining.loss import MaskedPatches
@@ -103,8 +104,8 @@ class Task(ImageTask):
     page = staticmethod(page)
 
     @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, progress: Progress, **options: Any) -> Encoder:
-        return Encoder.open(path, device, progress, **options)
+    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Encoder:
+        return Encoder.open(path, device, progress, options.heads)
 
 
 class Encoder(ImagePredictor):
@@ -115,3 +116,10 @@ class Encoder(ImagePredictor):
             "the network was pre-trained without labels: there is nothing to predict",
             do="fine-tune it (`regard train DATA --from RUN`), or use `regard probe`",
         )
+
+    def show(self, predictions: Any) -> None:
+        self.require_answers()
+
+    def save(self, predictions: Any, path: Path) -> Path:
+        self.require_answers()
+        return path

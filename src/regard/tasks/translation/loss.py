@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class NextWord:
 
     padding: int
     smoothing: float = 0.0
-    divisible: ClassVar[bool] = True
+    divisible = True
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         return model(batch.inputs["source"], batch.targets["target"][:, :-1])

@@ -76,6 +76,11 @@ class Translator:
         source, target = self.languages
         return f"Translator({type(self.model).__name__}, {source} to {target}, {self.tokenizers.target.size:,} tokens)"
 
+    def data_settings(self, data: str | Path) -> dict[str, Any]:
+        """A folder may hold several languages; a table's columns may have other names."""
+        source, target = self.languages
+        return {"source": source, "target": target} if Path(data).expanduser().is_dir() else {}
+
     def predict(
         self, text: str, *, best: int = 1, beam_size: int | None = None, length_penalty: float = LENGTH_PENALTY
     ) -> Translated:

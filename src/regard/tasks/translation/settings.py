@@ -60,6 +60,11 @@ class Config(RunConfig):
 
 
 @dataclass(frozen=True)
+class LoadOptions(Group):
+    average: int = setting(0, "Mean of the weights of so many last epochs of a run that kept them (--keep).", least=0)
+
+
+@dataclass(frozen=True)
 class EvalOptions(Group):
     title: ClassVar[str] = "translation"
     beam_size: int = setting(4, "Beam size.", least=1)

@@ -25,8 +25,8 @@ from regard.tasks.translation.evaluation import TranslationEvaluation, evaluate_
 from regard.tasks.translation.loss import NextWord
 from regard.tasks.translation.opening import TOKENIZERS
 from regard.tasks.translation.page import WORDS, page
-from regard.tasks.translation.predictor import BEAM_SIZE, LENGTH_PENALTY, Translator
-from regard.tasks.translation.settings import LARGE, Config
+from regard.tasks.translation.predictor import Translator
+from regard.tasks.translation.settings import LARGE, Config, EvalOptions, LoadOptions
 from regard.training import ALONE, World
 from regard.weights import Checkpoint, Run
 
@@ -196,18 +196,17 @@ class Task(BaseTask):
     page = staticmethod(page)
 
     @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, progress: Progress, **options: Any) -> Translator:
-        return Translator.open(path, device, **options)
+    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Translator:
+        return Translator.open(path, device, options.average)
 
     @classmethod
     def evaluate_on(
-        cls, predictor: Translator, dataset: Any, index: list[int], progress: Progress, beam_size: int = BEAM_SIZE,
-        length_penalty: float = LENGTH_PENALTY,
-    ) -> TranslationEvaluation:  # fmt: skip
+        cls, predictor: Translator, dataset: Any, index: list[int], options: EvalOptions, progress: Progress
+    ) -> TranslationEvaluation:
         pairs = EncodedPairs(predictor.tokenizers, dataset.sources, dataset.targets)
         loader = evaluation_loader(pairs, index, 4096, ALONE)
         with progress.bar("translating", len(index)) as tick:
-            return _evaluate(predictor, dataset, index, loader, beam_size, length_penalty, tick)
+            return _evaluate(predictor, dataset, index, loader, options.beam_size, options.length_penalty, tick)
 
     @classmethod
     def compare(

@@ -1,16 +1,17 @@
 """Several seeds are several runs, and their spread is told."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 import regard
-from regard import measuring
 from regard.errors import ConfigError, RunError
+from regard.tasks import images
+from tests.conftest import settings_of
 
 FLAGS = ("--model", "vit_nano", "--depth", 1, "--size", 16, "--epochs", 1, "--explain", 0, "--seed", 3)
+SETTINGS = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
 
 
 def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_folder, tmp_path):
@@ -20,7 +21,7 @@ def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_fold
     folders = [tmp_path / "all" / f"seed{n}" for n in (3, 4, 5)]
     values = [json.loads((f / "summary.json").read_text())["figures"]["log_loss"]["value"] for f in folders]
     assert len(set(values)) == 3
-    assert [json.loads((f / "config.json").read_text())["seed"]["value"] for f in folders] == [3, 4, 5]
+    assert [settings_of(f)["seed"]["value"] for f in folders] == [3, 4, 5]
     summary = json.loads((tmp_path / "all" / "summary.json").read_text())
     assert summary["seeds"] == [3, 4, 5]
     assert summary["figures"]["log_loss"]["values"] == values
@@ -41,21 +42,15 @@ def test_three_seeds_are_three_runs_and_finished_ones_are_kept(cli, picture_fold
 
 
 def test_the_images_are_read_once_for_all_seeds(picture_folder, tmp_path, monkeypatch):
-    read, scan = [], measuring.scan
-    monkeypatch.setattr(measuring, "scan", lambda *given: read.append(given) or scan(*given))
-    settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
-    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
-    assert len(read) == 1
-    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
-    assert len(read) == 1, "all are finished"
-
-
-def test_images_beside_parallel_text_are_images_for_every_seed(picture_folder, tmp_path):
-    data = shutil.copytree(picture_folder, tmp_path / "data")
+    """Images beside parallel text, too: the task is what it is for the first seed."""
     for language in ("en", "de"):
-        (data / f"train.{language}").write_text("a\nb\n")
-    settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
-    assert regard.train(data, seeds=2, out=tmp_path / "all", **settings).read_json("summary.json")["runs"] == 2
+        (picture_folder / f"train.{language}").write_text("a\nb\n")
+    read, scan = [], images.scan
+    monkeypatch.setattr(images, "scan", lambda *given: read.append(given) or scan(*given))
+    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **SETTINGS)
+    assert len(read) == 1
+    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **SETTINGS)
+    assert len(read) == 1, "all are finished"
 
 
 def test_seeds_under_torchrun_are_refused(picture_folder, tmp_path, monkeypatch):
@@ -66,16 +61,15 @@ def test_seeds_under_torchrun_are_refused(picture_folder, tmp_path, monkeypatch)
 
 
 def test_runs_of_other_settings_are_not_averaged_with_these(picture_folder, tmp_path):
-    settings = {"model": "vit_nano", "depth": 1, "size": (16, 16), "epochs": 1, "explain": 0, "quiet": True}
-    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **settings)
+    regard.train(picture_folder, seeds=2, out=tmp_path / "all", **SETTINGS)
     with pytest.raises(RunError, match="other settings: lr"):
-        regard.train(picture_folder, seeds=2, out=tmp_path / "all", lr=0.1, **settings)
-    more = regard.train(picture_folder, seeds=3, out=tmp_path / "all", **settings)
+        regard.train(picture_folder, seeds=2, out=tmp_path / "all", lr=0.1, **SETTINGS)
+    more = regard.train(picture_folder, seeds=3, out=tmp_path / "all", **SETTINGS)
     assert more.read_json("summary.json")["runs"] == 3
     with pytest.raises(ConfigError, match="seeds=0"):
-        regard.train(picture_folder, seeds=0, out=tmp_path / "none", **settings)
+        regard.train(picture_folder, seeds=0, out=tmp_path / "none", **SETTINGS)
     assert not (tmp_path / "none").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty"):
-        regard.train(picture_folder, seeds=2, out=tmp_path / "full", **settings)
+        regard.train(picture_folder, seeds=2, out=tmp_path / "full", **SETTINGS)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.tasks import entropy
-from regard.tasks.entropy import cross_entropy
+from regard.tasks.translation import entropy
+from regard.tasks.translation.entropy import cross_entropy
 
 WANTED = torch.tensor([3, 0, 6, 6, 1, 0, 2, 5, 4])
 

@@ -1,7 +1,7 @@
 """A training run that ends itself: python killed.py DATA OUT UPDATE SIGNAL WHERE SETTINGS(JSON).
 
 At the given update it sends itself the signal, as a cluster would; with UPDATE = -1 it runs to the end. Its state is
-saved at every update. An OUT that holds a run is gone on with.
+saved at every update. A run that OUT holds is resumed.
 """
 
 import json
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import regard
 import regard.training.loop as loop
-from regard import runner
+from regard.tasks.classification import task
 
 
 def main(data: str, out: str, update: int, signal: int, where: str, settings: dict) -> None:
-    rate, figures, calls = loop.learning_rate, runner.quick_figures, []
+    rate, figures, calls = loop.learning_rate, task.quick_figures, []
 
     def strike() -> None:
         if update >= 0:
@@ -32,7 +32,7 @@ def main(data: str, out: str, update: int, signal: int, where: str, settings: di
             strike()
         return figures(*arguments)
 
-    loop.learning_rate, runner.quick_figures = learning_rate, quick_figures
+    loop.learning_rate, task.quick_figures = learning_rate, quick_figures
     if (Path(out) / "config.json").exists():
         changes = {name: settings[name] for name in ("workers",) if name in settings}
         regard.resume(out, quiet=True, **changes)

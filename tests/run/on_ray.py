@@ -17,7 +17,6 @@ def work(job: dict) -> None:
     import subprocess
 
     import ranks
-
     import regard.scaling
 
     out = job["settings"]["out"]

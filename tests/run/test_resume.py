@@ -16,17 +16,21 @@ from safetensors.torch import load_file
 
 import regard
 import regard.training.loop as loop
+from regard.data.batch import Batch
 from regard.errors import ConfigError, DataError, RunError
+from regard.settings import RunConfig
+from regard.tasks.classification.loss import CrossEntropy
 from regard.training import load_state
+from regard.training.fits import _try_out
 from regard.training.step import Step
-from regard.training.stopping import WISH
+from regard.training.stopping import STOP_FILE
 from tests.conftest import make_folder
 from tests.training.test_training import quick, use_sgd
 
 SETTINGS = {
-    "model": "vit_nano", "depth": 2, "epochs": 3, "batch": 4, "explain": 0, "size": 16, "device": "cpu",
+    "model": "vit_nano", "depth": 2, "epochs": 3, "batch_size": 4, "explain": 0, "size": 16, "device": "cpu",
     "crop": "resized", "flip": True, "policy": "trivial", "mixup": 0.3, "cutmix": 0.3, "dropout": 0.1, "drop_path": 0.2,
-    "optimizer": "muon", "narrow": 0.4,
+    "optimizer": "muon", "low_res": 0.4,
 }  # fmt: skip
 
 
@@ -86,7 +90,7 @@ def test_sigterm_in_the_middle_of_an_accumulation(data, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["training", "evaluation"])
-def test_ctrl_c_saves_and_the_run_can_be_used_and_gone_on_with(data, reference, tmp_path, where):
+def test_ctrl_c_saves_and_the_run_can_be_used_and_resumed(data, reference, tmp_path, where):
     stopped = killed(data, tmp_path / "run", 2, signal.SIGINT, where)
     assert "KeyboardInterrupt" in stopped.stderr
     assert (tmp_path / "run" / "checkpoints" / "state.safetensors").exists()
@@ -98,15 +102,15 @@ def test_ctrl_c_saves_and_the_run_can_be_used_and_gone_on_with(data, reference, 
     assert "resume" in (tmp_path / "run" / "command.txt").read_text()
 
 
-def test_transfer_with_low_rank_changes_goes_on_too(data, reference, tmp_path):
+def test_fine_tuning_with_lora_resumes_too(data, reference, tmp_path):
     """The kept weights are merged, the state is not; and the weights it began with may be gone by then."""
     start = shutil.copy(reference / "checkpoints" / "best.safetensors", tmp_path / "start.safetensors")
     settings = {"weights": str(start), "lora": 2, "layer_decay": 0.8, "optimizer": "adamw"}
     assert killed(data, tmp_path / "whole", -1, 0, **settings).returncode == 0
     assert killed(data, tmp_path / "run", 3, signal.SIGKILL, **settings).returncode == -signal.SIGKILL
     (tmp_path / "start.safetensors").unlink()
-    gone_on = killed(data, tmp_path / "run", -1, 0, **settings)
-    assert gone_on.returncode == 0, gone_on.stderr
+    resumed = killed(data, tmp_path / "run", -1, 0, **settings)
+    assert resumed.returncode == 0, resumed.stderr
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
@@ -130,7 +134,7 @@ def test_a_second_ctrl_c_stops_at_once():
 def test_where_no_signal_comes_a_file_stops_a_run(picture_folder, tmp_path, monkeypatch):
     """As under Ray, whose processes train in a thread."""
     (tmp_path / "stop").touch()
-    monkeypatch.setenv(WISH, str(tmp_path / "stop"))
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
     with pytest.raises(KeyboardInterrupt):
         quick(picture_folder, tmp_path / "run", epochs=3)
     state = load_state(tmp_path / "run" / "checkpoints" / "state.safetensors")
@@ -158,7 +162,7 @@ def test_a_failed_write_leaves_the_last_good_state(picture_folder, tmp_path, mon
     assert same(whole.path, tmp_path / "run")
 
 
-def test_what_cannot_be_gone_on_with_says_so(picture_folder, tmp_path, capsys):
+def test_what_cannot_be_resumed_says_so(picture_folder, tmp_path, capsys):
     run = quick(picture_folder, tmp_path / "run", epochs=1)
     regard.resume(run.path)
     assert "is finished" in capsys.readouterr().err
@@ -189,24 +193,22 @@ class Trouble:
     """A loss that is not finite, or that finds no memory, at the second call of a step."""
 
     def __init__(self, monkeypatch, act):
-        from regard.tasks import Classification
+        original, self.calls = CrossEntropy.loss, 0
 
-        original, self.calls = Classification.loss, 0
-
-        def loss(task, output, targets):
+        def loss(objective, output, targets):
             self.calls += 1
-            return act(self.calls, original(task, output, targets), targets)
+            return act(self.calls, original(objective, output, targets), len(targets["probabilities"]))
 
-        monkeypatch.setattr(Classification, "loss", loss)
+        monkeypatch.setattr(CrossEntropy, "loss", loss)
 
 
 def test_a_step_that_is_not_finite_is_never_made(picture_folder, tmp_path, monkeypatch):
-    Trouble(monkeypatch, lambda call, loss, targets: loss * float("nan") if call == 2 else loss)
+    Trouble(monkeypatch, lambda call, loss, count: loss * float("nan") if call == 2 else loss)
     with pytest.raises(RunError, match=r"not a number.*trouble\.json"):
         quick(picture_folder, tmp_path / "run", epochs=1)
     [entry] = json.loads((tmp_path / "run" / "trouble.json").read_text())
-    assert len(entry["images"]) == 8
-    assert all((picture_folder / name).is_file() for name in entry["images"])
+    assert len(entry["samples"]) == 8
+    assert all((picture_folder / name).is_file() for name in entry["samples"])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -215,7 +217,7 @@ def test_skipping_it_leaves_everything_as_if_it_had_not_been(picture_folder, tmp
     rates = itertools.repeat(1e-3)
     monkeypatch.setattr(loop, "learning_rate", lambda *_: next(rates))
     with monkeypatch.context() as patch:
-        Trouble(patch, lambda call, loss, targets: loss * float("inf") if call == 2 else loss)
+        Trouble(patch, lambda call, loss, count: loss * float("inf") if call == 2 else loss)
         bad = quick(picture_folder, tmp_path / "bad", nonfinite="skip", **plain)
     assert bad.read_json("summary.json")["skipped_steps"] == 1
     rates = itertools.chain([1e-3], itertools.repeat(0.0))
@@ -224,46 +226,45 @@ def test_skipping_it_leaves_everything_as_if_it_had_not_been(picture_folder, tmp
 
 
 def test_where_memory_runs_out_smaller_pieces_give_the_same(picture_folder, tmp_path, monkeypatch, capsys):
-    plain = {"epochs": 2, "crop": "none", "batch": 8, "quiet": False, "clip": 0.0, "lr": 0.05, "drop_path": 0.0}
+    plain = {"epochs": 2, "crop": "none", "batch_size": 8, "quiet": False, "clip": 0.0, "lr": 0.05, "drop_path": 0.0}
     use_sgd(monkeypatch)
 
-    def scarce(call, loss, targets):
-        if len(targets) > 2 and loss.requires_grad:
+    def scarce(call, loss, count):
+        if count > 2 and loss.requires_grad:
             raise torch.OutOfMemoryError("out of memory")
         return loss
 
     whole = quick(picture_folder, tmp_path / "whole", **plain)
     Trouble(monkeypatch, scarce)
     pieces = quick(picture_folder, tmp_path / "pieces", **plain)
-    assert "pieces of 2 images" in capsys.readouterr().err
+    assert "pieces of 2 samples" in capsys.readouterr().err
     for name, tensor in weights(whole.path).items():
         torch.testing.assert_close(weights(pieces.path)[name], tensor, atol=1e-5, rtol=1e-4)
 
 
 def test_memory_that_never_suffices_is_an_error(picture_folder, tmp_path, monkeypatch):
-    def none(call, loss, targets):
+    def none(call, loss, count):
         raise torch.OutOfMemoryError("out of memory")
 
     Trouble(monkeypatch, none)
-    with pytest.raises(RunError, match="memory ran out at"):
+    with pytest.raises(RunError, match="out of memory at"):
         quick(picture_folder, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("room", "most", "expected"), [(20, 64, 16), (1000, 64, 64), (1000, 50, 32), (1, 64, None)])
 def test_the_largest_batch_is_found_by_trying(monkeypatch, room, most, expected):
-    from regard.config import RunConfig
-    from regard.tasks import Classification
-    from regard.training.fits import _try_out
-
-    def scarce(call, loss, targets):
-        if len(targets) > room:
+    def scarce(call, loss, count):
+        if count > room:
             raise torch.OutOfMemoryError("out of memory")
         return loss
+
+    def blank(count):
+        return Batch({"image": torch.zeros(count, 3, 16, 16)}, {"probabilities": torch.zeros(count, 3)})
 
     Trouble(monkeypatch, scarce)
     model = regard.create("resnet_nano", classes=3, size=16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    arguments = (model, Classification(), RunConfig(precision="fp32"), torch.device("cpu"), most)
+    arguments = (model, CrossEntropy(), blank, RunConfig.of(precision="fp32"), torch.device("cpu"), most)
     if expected is None:
         with pytest.raises(RunError, match="not even two images"):
             _try_out(*arguments)
@@ -275,7 +276,7 @@ def test_the_largest_batch_is_found_by_trying(monkeypatch, room, most, expected)
 
 def test_a_batch_found_by_itself_needs_a_gpu(picture_folder, tmp_path):
     with pytest.raises(ConfigError, match="needs a GPU"):
-        quick(picture_folder, tmp_path / "run", batch="auto")
+        quick(picture_folder, tmp_path / "run", batch_size="auto")
 
 
 def test_a_few_unreadable_images_are_left_out_and_listed(tmp_path):
@@ -323,7 +324,12 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(picture_folder, tmp_path, 
 
 
 def test_a_dry_run_times_whole_pictures(picture_folder, tmp_path, monkeypatch):
-    sizes, whole = set(), Step.whole
-    monkeypatch.setattr(Step, "whole", lambda step, parts: (sizes.add(parts[0][0].shape[2:]), whole(step, parts))[1])
-    quick(picture_folder, tmp_path / "run", dry_run=True, narrow=0.9)
+    sizes, whole = set(), Step.train_step
+
+    def watched(step, batches):
+        sizes.add(batches[0].inputs["image"].shape[2:])
+        return whole(step, batches)
+
+    monkeypatch.setattr(Step, "train_step", watched)
+    quick(picture_folder, tmp_path / "run", dry_run=True, low_res=0.9)
     assert sizes == {(16, 16)}

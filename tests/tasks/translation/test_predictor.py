@@ -1,10 +1,11 @@
-"""What translates: a stored Opus-MT model as transformers would run it, and the mean of a run's last epochs."""
+"""A translator: a stored Opus-MT model as transformers would run it, and the mean of a run's last epochs."""
 
 import pytest
 import torch
 
 import regard
 from regard.errors import RunError
+from regard.tasks.translation.predictor import Translator
 from regard.weights import average
 from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
 from tests.training.test_translation import SMALL, write_pairs
@@ -30,7 +31,7 @@ def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path
     for name in ("source.spm", "target.spm", "vocab.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     ours = regard.load(tmp_path)
-    assert isinstance(ours, regard.Interpreter)
+    assert isinstance(ours, Translator)
     compared = 0
     for text in [*ENGLISH, *GERMAN]:
         numbers = tokenizer([text], return_tensors="pt")["input_ids"]

@@ -1,11 +1,16 @@
-"""Evaluation never counts an image the model has learnt from, and says what it left out."""
+"""Evaluation never counts an image the model has learnt from, and says what it left out; runs are compared."""
+
+import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import regard
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError, RunError
+from regard.metrics.paired import mcnemar
+from regard.weights import Run
 from tests.conftest import make_folder
 
 
@@ -127,3 +132,54 @@ def test_with_the_mirror_image_it_is_the_mean_of_both(pictures, tmp_path):
     both = regard.evaluate(pictures / "run", tmp_path / "new", split="all", mirror=True, quiet=True)
     assert not np.allclose(plain.probs, turned.probs, atol=1e-4)
     np.testing.assert_allclose(both.probs, (plain.probs + turned.probs) / 2, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def weaker(tmp_path_factory, run_folder):
+    """A run on the data of `run_folder`, trained for less."""
+    out = tmp_path_factory.mktemp("compare") / "weaker"
+    return regard.train("digits", epochs=1, depth=1, explain=0, out=out, quiet=True).path
+
+
+def test_runs_are_compared_on_the_samples_that_both_were_tested_on(run_folder, weaker, cli):
+    made = regard.compare(weaker, run_folder)[str(run_folder)]
+    before, after = (json.loads((run / "summary.json").read_text())["figures"] for run in (weaker, run_folder))
+    for name in ("accuracy", "log_loss"):
+        difference = made[name].difference
+        assert difference.value == pytest.approx(after[name]["value"] - before[name]["value"], abs=1e-4)
+        assert difference.low < difference.value < difference.high
+        assert difference.n == after["accuracy"]["n"]
+    assert made["accuracy"].difference.low > 0 > made["log_loss"].difference.high
+    right = [
+        np.array([row["label"] == row["predicted"] for row in Run(run).read_rows("predictions.csv")])
+        for run in (weaker, run_folder)
+    ]
+    tests = made["accuracy"].tests
+    assert tests["McNemar"] == mcnemar(right[0], right[1]) < 0.001
+    assert tests["paired bootstrap"] == made["log_loss"].tests["paired bootstrap"] == pytest.approx(2 / 2001)
+    code, said, _ = cli("compare", weaker, run_folder)
+    assert code == 0
+    assert f"difference to {weaker}" in said
+    assert f"accuracy  {made['accuracy'].difference.value:+.4f}" in said
+    assert f"McNemar {tests['McNemar']:.4f}, paired bootstrap 0.0010" in said
+
+
+def test_a_run_is_not_better_than_itself(weaker):
+    made = regard.compare(weaker, weaker)[str(weaker)]
+    for comparison in made.values():
+        assert comparison.difference[:3] == (0, 0, 0)
+        assert set(comparison.tests.values()) == {1}
+
+
+def test_runs_that_cannot_be_compared_say_why(weaker, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(weaker, other)
+    lines = (other / "predictions.csv").read_text().splitlines(keepends=True)
+    (other / "predictions.csv").write_text("".join(lines[:-1]))
+    with pytest.raises(ConfigError, match=r"not tested on the same samples(.|\n)*270 and 269 samples"):
+        regard.compare(weaker, other)
+    (other / "predictions.csv").unlink()
+    with pytest.raises(RunError, match="not finished"):
+        regard.compare(weaker, other)
+    with pytest.raises(ConfigError, match="nothing to compare with"):
+        regard.compare(weaker)

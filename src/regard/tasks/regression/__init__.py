@@ -1,0 +1,1 @@
+"""Regression: a number per image or volume, or several, such as an age or a count."""

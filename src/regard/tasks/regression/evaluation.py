@@ -1,0 +1,106 @@
+"""Predicted numbers of a whole split, and the figures they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.metrics import Comparison, Figure, paired_bootstrap
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class NumberEvaluation:
+    """Figures with intervals, and every prediction behind them: true and predicted numbers (N, columns)."""
+
+    columns: tuple[str, ...]
+    keys: list[str]
+    index: np.ndarray
+    truth: np.ndarray
+    predicted: np.ndarray
+    figures: dict[str, Figure]
+    """MAE, RMSE and R² of each column; of one column alone, without its name."""
+
+    @staticmethod
+    def of(
+        columns: tuple[str, ...], keys: list[str], index: np.ndarray, truth: np.ndarray, predicted: np.ndarray
+    ) -> NumberEvaluation:
+        made: dict[str, Figure] = {}
+        for n, column in enumerate(columns):
+            suffix = f"_{column}" if len(columns) > 1 else ""
+            own = number_figures(truth[:, n], predicted[:, n])
+            made |= {f"{name}{suffix}": figure for name, figure in own.items()}
+        return NumberEvaluation(columns, keys, index, truth, predicted, made)
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return [
+            {"name": key}
+            | {name: f"{value:.10g}" for name, value in zip(self.columns, true, strict=True)}
+            | {f"predicted_{name}": f"{value:.10g}" for name, value in zip(self.columns, guess, strict=True)}
+            for key, true, guess in zip(self.keys, self.truth, self.predicted, strict=True)
+        ]
+
+    def examples(self, count: int) -> list[int]:
+        """Up to `count` telling samples: half of them the largest errors, the others at even distances of the truth."""
+        errors = np.abs(self.predicted - self.truth)[:, 0]
+        wrong = np.argsort(-errors, kind="stable")[: count // 2].tolist()
+        ranked = np.argsort(self.truth[:, 0], kind="stable")
+        even = ranked[np.linspace(0, len(ranked) - 1, min(count, len(ranked))).round().astype(int)].tolist()
+        return list(dict.fromkeys(wrong + even))[:count]
+
+    def describe(self) -> str:
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"figures": {name: figure._asdict() for name, figure in self.figures.items()}}
+
+
+def number_figures(truth: np.ndarray, predicted: np.ndarray, seed: int = 0) -> dict[str, Figure]:
+    """Mean absolute error, root mean squared error and R², each with its bootstrap interval.
+
+    >>> figures = number_figures(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 3.0, 2.0]))
+    >>> round(figures["mae"].value, 3), round(figures["rmse"].value, 3), round(figures["r2"].value, 3)
+    (0.5, 1.0, 0.2)
+    """
+    n, error = len(truth), predicted - truth
+    draw = np.random.default_rng(seed)
+    weights = np.vstack([np.ones(n), draw.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)]) / n
+    squared = weights @ error**2
+    spread = weights @ truth**2 - (weights @ truth) ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r2 = np.where(spread > 1e-12 * (weights @ truth**2), 1 - squared / spread, np.nan)
+    samples = {"mae": weights @ np.abs(error), "rmse": np.sqrt(squared), "r2": r2}
+    return {name: _figure(values, n) for name, values in samples.items()}
+
+
+def _figure(values: np.ndarray, n: int) -> Figure:
+    drawn = values[1:][np.isfinite(values[1:])]
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
+    return Figure(float(values[0]), float(low), float(high), n)
+
+
+def compare_numbers(
+    first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], names: Sequence[str]
+) -> dict[str, Comparison]:
+    """How far the second's errors are from the first's, column by column: the paired bootstrap over images."""
+    made: dict[str, Comparison] = {}
+    for name in names:
+        truth = np.array([float(row[name]) for row in first])
+        errors = [np.abs([float(row[f"predicted_{name}"]) for row in rows] - truth) for rows in (first, second)]
+        suffix = f"_{name}" if len(names) > 1 else ""
+
+        def mae(index: np.ndarray, errors: Any = errors) -> float:
+            return float((errors[1][index] - errors[0][index]).mean())
+
+        def rmse(index: np.ndarray, errors: Any = errors) -> float:
+            one, other = (float(np.sqrt((own[index] ** 2).mean())) for own in errors)
+            return other - one
+
+        for label, measure in (("mae", mae), ("rmse", rmse)):
+            difference, p = paired_bootstrap(len(truth), measure)
+            made[f"{label}{suffix}"] = Comparison(difference, {"paired bootstrap": p})
+    return made

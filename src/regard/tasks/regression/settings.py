@@ -1,0 +1,102 @@
+"""Settings of regression, its recipes, and how its data is recognised. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from regard.errors import ConfigError
+from regard.settings import Augment, Group, ImageData, ImageMachine, NoOptions, RunConfig, Transfer, setting
+from regard.tasks.image_options import ImageExplainOptions, LoadOptions
+
+
+@dataclass(frozen=True)
+class NumberData(ImageData):
+    column: str = setting(
+        "",
+        "Column of the table that holds the number to predict; several separated by commas: age,weight.",
+        common=True,
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to predict, in order."""
+        names = tuple(name.strip() for name in self.column.split(","))
+        if not all(names) or len(set(names)) < len(names):
+            raise ConfigError(f"column={self.column!r} names no column, or one twice", do="give --column such as age")
+        return names
+
+
+@dataclass(frozen=True)
+class Options(Group):
+    title: ClassVar[str] = "regression"
+    loss: Literal["huber", "squared"] = setting(
+        "huber", "Huber loss, which outliers move less, or squared error; of standardised numbers.", common=True
+    )
+    huber_delta: float = setting(1.0, "Where the Huber loss becomes linear, in standard deviations.", least=1e-6)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss == "squared" and self.huber_delta != 1.0:
+            raise ConfigError("huber_delta is for the Huber loss", do="leave --huber-delta out, or give --loss huber")
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """Everything that decides a run of regression."""
+
+    task_name: ClassVar[str] = "regression"
+    not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
+    data: NumberData = field(default_factory=NumberData)
+    transfer: Transfer = field(default_factory=Transfer)
+    augment: Augment = field(default_factory=Augment)
+    machine: ImageMachine = field(default_factory=ImageMachine)
+    task: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class EvalOptions(Group):
+    title: ClassVar[str] = "regression"
+    batch_size: int = setting(64, "Images per batch.", least=1)
+
+
+PredictOptions = NoOptions
+ExplainOptions = ImageExplainOptions
+
+__all__ = ["RECIPES", "Config", "EvalOptions", "ExplainOptions", "LoadOptions", "PredictOptions", "recognise"]
+
+
+def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:
+    """By the column that is asked for."""
+    return f"the numbers in the column {asked['column']}" if asked.get("column") else None
+
+
+def regression() -> Config:
+    """A number per picture of more than 64 pixels.
+
+    regard train scans.csv --column age
+
+    Cost and error depend on the data; from scratch, expect to need thousands of images. Not tuned on a public set.
+    """
+    return Config.of(epochs=100)
+
+
+def regression_small() -> Config:
+    """The same for pictures of up to 64 pixels, with a network that a CPU can train.
+
+    regard train scans.csv --column age
+    """
+    return Config.of(model="vit_nano", epochs=60, batch_size=128, lr=2e-3, drop_path=0.05)
+
+
+def regression_finetune() -> Config:
+    """From trained weights: AdamW at a low rate, rates falling from block to block.
+
+    regard train scans.csv --column age --from B_16.npz
+    """
+    return Config.of(epochs=40, lr=1e-4, layer_decay=0.75, weight_decay=0.05)
+
+
+RECIPES: dict[str, Callable[[], Config]] = {f.__name__: f for f in (regression, regression_small, regression_finetune)}

@@ -1,0 +1,161 @@
+"""Regression for the runner: its data, network, batches, figures and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.console import Progress
+from regard.data import Augmenter, Batch, Images, Loader
+from regard.errors import DataError
+from regard.evaluation import run_over
+from regard.metrics import Comparison
+from regard.tasks.image_options import LoadOptions
+from regard.tasks.images import ImageTask, explain_images, is_small
+from regard.tasks.regression.data import NumberScan, read_numbers
+from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
+from regard.tasks.regression.loss import NumberError
+from regard.tasks.regression.page import page
+from regard.tasks.regression.predictor import Estimator
+from regard.tasks.regression.settings import EvalOptions
+from regard.training import World
+from regard.weights import Run, open_weights
+
+
+class Task(ImageTask):
+    name: ClassVar[str] = "regression"
+    best: ClassVar[Any] = ("loss", "min")
+
+    @property
+    def headline(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        suffixes = [f"_{name}" for name in self.dataset.columns] if len(self.dataset.columns) > 1 else [""]
+        return tuple(f"{measure}{suffix}" for suffix in suffixes for measure in ("mae", "r2"))
+
+    @classmethod
+    def open(cls, data: str | Path, config: Any, progress: Progress) -> NumberScan:
+        return read_numbers(data, config.data.columns, progress)
+
+    @classmethod
+    def outputs(cls, dataset: NumberScan) -> int:
+        return len(dataset.columns)
+
+    @classmethod
+    def recipe_for(cls, dataset: NumberScan, start: Any) -> str:
+        if start:
+            return "regression_finetune"
+        return "regression_small" if is_small(dataset) else "regression"
+
+    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        """The mean and deviation of the training numbers: the network learns them standardised."""
+        super().prepare(progress, about, folder)
+        train = self.dataset.values[self.job.part("train")]
+        self.mean, self.std = train.mean(0), train.std(0)
+        for name, spread in zip(self.dataset.columns, self.std, strict=True):
+            if not spread > 0:
+                raise DataError(f"{name} is the same number everywhere", where=self.dataset.name)
+        self.standardised = torch.from_numpy((self.dataset.values - self.mean) / self.std).float()
+
+    @property
+    def objective(self) -> NumberError:
+        return NumberError(self.config.task.loss, self.config.task.huber_delta)
+
+    def class_names(self) -> tuple[str, ...]:
+        return self.dataset.columns
+
+    def details(self) -> dict[str, Any]:
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
+
+    def blank(self, count: int) -> Batch:
+        shape, outputs = (self.images.channels, *self.images.size), len(self.dataset.columns)
+        zeros = torch.zeros(count, *shape, device=self.device), torch.zeros(count, outputs, device=self.device)
+        return Batch({"image": zeros[0]}, {"values": zeros[1]})
+
+    def augmenter(self) -> Augmenter:
+        config, epochs, augment = self.config, self.config.optim.epochs, self.config.augment
+        mixed = epochs - round(epochs * augment.mixup_off)
+        low_res = min(round(epochs * augment.low_res), epochs - 1)
+        return NumberAugmenter(
+            augment, config.general.seed, self.preparation.mean, self.preparation.std, 0, mixed, low_res, self.window(),
+            values=self.standardised,
+        )  # fmt: skip
+
+    def validate(self, model: nn.Module, loader: Loader, tick: Any, world: World) -> dict[str, float]:
+        def answer(x: Tensor, _: Tensor) -> Tensor:
+            return model(x, class_token_only=True).logits.float()
+
+        predicted, _, index = run_over(model, answer, loader, self.preparation, self.device, tick)
+        wanted, objective = self.standardised[torch.from_numpy(index)], self.objective
+        lost = float(objective.error(torch.from_numpy(predicted), wanted)) * len(index)
+        errors = np.abs(predicted - wanted.numpy()).sum(0) * self.std
+        total, *sums, count = world.sums([lost, *errors.tolist(), len(index)])
+        maes = {f"mae_{name}": value / count for name, value in zip(self.dataset.columns, sums, strict=True)}
+        return {"loss": total / count} | maes
+
+    def trained(self, run: Run) -> Estimator:
+        return Estimator(open_weights(run.path)[0], self.device)
+
+    def evaluate(self, trained: Estimator, part: str, tick: Any) -> NumberEvaluation:
+        return evaluate(trained, self.dataset, self.loader(part), tick)
+
+    def extra_summary(self) -> dict[str, Any]:
+        """What always giving the training mean would score."""
+        values = self.dataset.values[self.job.part(self.tests[0])]
+        errors = np.abs(values - self.mean).mean(0).tolist()
+        return {"mean_error": dict(zip(self.dataset.columns, errors, strict=True))}
+
+    def explain(self, run: Run, trained: Estimator, result: NumberEvaluation, progress: Progress) -> None:
+        chosen = result.examples(self.config.general.explain)
+        truth = [", ".join(f"{value:.4g}" for value in result.truth[n]) for n in chosen]
+        samples = [(int(result.index[n]), result.keys[n], text) for n, text in zip(chosen, truth, strict=True)]
+        explain_images(run, trained, self.images, samples, progress)
+
+    page = staticmethod(page)
+
+    @classmethod
+    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Estimator:
+        return Estimator.open(path, device, progress, options.heads)
+
+    @classmethod
+    def evaluate_on(
+        cls, predictor: Estimator, dataset: NumberScan, index: list[int], options: EvalOptions, progress: Progress
+    ) -> NumberEvaluation:
+        prepared = predictor.preparation
+        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
+        with progress.bar("evaluating", len(loader)) as tick:
+            return evaluate(predictor, dataset, loader, tick)
+
+    @classmethod
+    def compare(
+        cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
+    ) -> dict[str, Comparison]:
+        return compare_numbers(first, second, data["columns"])
+
+
+class NumberAugmenter(Augmenter):
+    """Images with the standardised numbers to predict; mixup mixes the numbers too."""
+
+    def __init__(self, *arguments: Any, values: Tensor):
+        super().__init__(*arguments)
+        self.values = values
+
+    def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
+        return self.values[numbers].to(labels.device)
+
+    def named(self, x: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {"image": x}, {"values": targets}
+
+
+def evaluate(estimator: Estimator, dataset: NumberScan, loader: Loader, tick: Any) -> NumberEvaluation:
+    """Figures with intervals over everything the loader gives."""
+
+    def answer(x: Tensor, _: Tensor) -> Tensor:
+        return estimator.answers(estimator.model(x, class_token_only=True))
+
+    predicted, _, index = run_over(estimator.model, answer, loader, estimator.preparation, estimator.device, tick)
+    keys = [dataset.key(int(i)) for i in index]
+    return NumberEvaluation.of(estimator.classes, keys, index, dataset.values[index], predicted.astype(np.float64))

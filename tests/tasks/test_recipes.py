@@ -1,0 +1,52 @@
+"""Every recipe says how to run it and what to expect, and trains."""
+
+import pytest
+
+import regard
+from regard import tasks
+from regard.run.settle import check_settings
+
+TINY = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
+IMAGES = TINY | {"patch": 4, "size": 16, "batch_size": 8}
+RECIPES = [(entry, name) for entry in tasks.TASKS for name in entry.recipes]
+every_recipe = pytest.mark.parametrize(("task", "name"), RECIPES, ids=[name for _, name in RECIPES])
+
+
+def test_names_of_recipes_are_unique_over_tasks():
+    names = [name for _, name in RECIPES]
+    assert len(names) == len(set(names))
+
+
+@every_recipe
+def test_a_recipe_explains_itself_and_can_be_asked_for(task, name):
+    text = task.recipes[name].__doc__ or ""
+    assert f"regard {task.command}" in text or "regard demo" in text
+    if name not in ("paper_finetune", "default", "mae", "mae_small", "dates"):  # those that are chosen by what is given
+        assert f"--recipe {name}" in text
+    check_settings(task, {"recipe": name})
+
+
+@every_recipe
+def test_a_recipe_trains_a_tiny_model(task, name, picture_folder, pairs_folder, tmp_path):
+    start = regard.pretrain if task.command == "pretrain" else regard.train
+    text = task.config.takes == "text"
+    data, tiny = (pairs_folder, TINY | {"vocabulary": 300}) if text else (picture_folder, IMAGES)
+    if task.recipes[name]().optim.steps:
+        tiny = {setting: value for setting, value in tiny.items() if setting != "epochs"} | {"steps": 2}
+    run = start(data, recipe=name, out=tmp_path / "run", quiet=True, device="cpu", **tiny)
+    assert all(figure["n"] > 0 for figure in run.read_json("summary.json")["figures"].values())
+
+
+def test_recipes_of_papers_are_what_the_papers_say():
+    recipes = tasks.find("classification").recipes
+    fine, plain, deit = (recipes[name]() for name in ("paper_finetune", "plain", "deit3"))
+    assert (fine.optim.optimizer, fine.optim.weight_decay, fine.data.batch_size, fine.optim.clip) == ("sgd", 0, 512, 1)
+    assert fine.optim.lr in (0.003, 0.01, 0.03, 0.06)
+    steps = plain.optim.epochs * 1_281_167 / plain.data.batch_size
+    assert round(plain.optim.warmup * steps, -2) == 10_000
+    assert plain.optim.lr * plain.optim.weight_decay == pytest.approx(1e-4)
+    assert plain.model.shape == {"pool": "mean", "positions": "sinusoidal"}
+    assert (plain.augment.policy, plain.augment.strength) == ("rand", 1.0)
+    assert deit.optim.warmup * deit.optim.epochs == 5
+    assert (deit.augment.policy, deit.task.loss, deit.augment.mixup, deit.augment.cutmix) == ("three", "bce", 0.8, 1.0)
+    assert deit.model.shape["layer_scale"] == 1e-4
