@@ -48,9 +48,15 @@ def main() -> None:
     batch = 64 if device == "cuda" else 8
     torch.manual_seed(0)
     mine = regard.create("vit_s16").to(device)
-    shape: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-    config = ViTConfig(**shape, num_labels=1000)
-    peer: Any = ViTForImageClassification._from_config(config, attn_implementation="sdpa").to(device)
+    shape: dict[str, Any] = {
+        "hidden_size": 384,
+        "num_attention_heads": 6,
+        "intermediate_size": 1536,
+        "num_labels": 1000,
+    }
+    config = ViTConfig(**shape)
+    peer: Any = ViTForImageClassification._from_config(config, attn_implementation="sdpa")
+    peer = peer.to(device)
     x, y = torch.randn(batch, 3, 224, 224, device=device), torch.randint(0, 1000, (batch,), device=device)
     mixed = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"

@@ -22,9 +22,8 @@ from regard.tasks.translation.settings import Config as TextConfig
 from regard.training import Average, Training
 from regard.training.step import Step
 from regard.weights import Run
-from tests.conftest import make_folder
+from tests.conftest import make_folder, write_pairs
 from tests.nn.test_attention import Watch, reference
-from tests.conftest import write_pairs
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +35,8 @@ def images(x: torch.Tensor, probabilities: torch.Tensor) -> Batch:
 def test_a_compiled_bf16_model_runs_fused_and_its_capture_is_exact():
     torch.manual_seed(0)
     model = regard.create("vit_s16", classes=10, depth=4).cuda().eval()
-    compiled, x = torch.compile(model), torch.randn(4, 3, 224, 224, device="cuda")
+    compiled: Any = torch.compile(model)
+    x = torch.randn(4, 3, 224, 224, device="cuda")
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         for _ in range(3):
             compiled(x)
@@ -111,6 +111,8 @@ def test_a_network_on_the_gpu_is_inspected_and_excited():
     on_cpu = inspect_model(model, x)
     on_gpu = inspect_model(model.cuda(), x, registers=1)
     torch.testing.assert_close(on_gpu.distance, on_cpu.distance, atol=1e-3, rtol=0)
+    assert on_gpu.norms is not None
+    assert on_cpu.norms is not None
     torch.testing.assert_close(on_gpu.norms.norms, on_cpu.norms.norms, atol=1e-2, rtol=1e-3)
     assert with_test_time_registers(model, [RegisterNeuron(1, 2, 1.0)])(x.cuda()).logits.device.type == "cuda"
     assert visualise(model, (0.5,) * 3, (0.2,) * 3, layer=1, head=2, steps=5).picture.device.type == "cpu"

@@ -1,6 +1,7 @@
 """Which models exist: one literal table, read without importing torch. Nothing registers itself."""
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -84,6 +85,7 @@ def configure(name: str, **fields: Any) -> Any:
     return import_module(f"regard.networks.{find(name).family}.config").configure(name, **fields)
 
 
+@cache
 def config_class(name: str) -> type[Any]:
     """The class of the named model's config, which says what is true of its whole family."""
     return type(configure(name))

@@ -3,6 +3,7 @@
 import csv
 import json
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from regard.metrics import repeated, wilson
 from regard.tasks.classification.probing import probe_parts
 from regard.weights import convert
 from tests.conftest import make_folder
+from tests.loading import load_classifier
 
 NAMES = ("ant", "bee", "cat", "dog")
 
@@ -68,6 +70,7 @@ def test_ridge_against_scikit_learn(n, strength):
 
 def test_few_shot_rows_add_up(parts):
     (row,) = ridge_shots(parts, NAMES, [3], draws=4, seed=1)
+    assert row.strength is not None
     drawn = [draw_shots(parts.train.labels, 3, 1, d) for d in range(4)]
     fits = [ridge(Labelled(parts.train.features[i], parts.train.labels[i]), len(NAMES)) for i in drawn]
     by_strength = np.mean([fit.accuracies(parts.val, RIDGE_STRENGTHS) for fit in fits], axis=0)
@@ -115,7 +118,8 @@ def test_linear_against_scikit_learn(parts):
 @pytest.mark.parametrize("k", [1, 20, 200])
 def test_neighbours_against_scikit_learn(parts, k, monkeypatch):
     monkeypatch.setattr("regard.evaluation.probe.SIMILARITIES", 7 * len(parts.train.labels))  # 7 images a batch
-    oracle = KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
+    weights: Any = lambda distance: np.exp((1 - distance) / 0.07)  # noqa: E731 - its stub knows names alone
+    oracle = KNeighborsClassifier(k, metric="cosine", weights=weights)
     oracle.fit(parts.train.features, parts.train.labels)
     counted = votes(parts.train, parts.test.features, len(NAMES), k, "cpu")
     shares = counted / counted.sum(1, keepdims=True)
@@ -227,7 +231,7 @@ def test_data_without_a_test_split_is_refused(trained, tmp_path):
 
 def test_features_are_what_the_head_sees_computed_once(trained, monkeypatch):
     seen, given = [], {}
-    predictor = regard.load(trained / "run")
+    predictor = load_classifier(trained / "run")
     forward = type(predictor.model).forward
     monkeypatch.setattr(
         type(predictor.model), "forward", lambda m, x, **k: (seen.append(len(x)), forward(m, x, **k))[1]

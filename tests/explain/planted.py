@@ -1,5 +1,7 @@
 """Pictures whose label has one known cause: a digit pasted at a random place, on noise, among decoys."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -14,7 +16,8 @@ def planted(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, Tensor]:
 
     Two decoys are digits with their pixels shuffled: as bright, but they say nothing of the label.
     """
-    draw, data = np.random.default_rng(seed), load_digits()
+    draw = np.random.default_rng(seed)
+    data: Any = load_digits()
     chosen = {c: data.images[data.target == c] * 255 / 16 for c in CLASSES}
     pictures = draw.integers(0, 60, (count, SIDE, SIDE)).astype(np.float64)
     labels, masks = draw.integers(0, len(CLASSES), count), torch.zeros(count, SIDE, SIDE, dtype=torch.bool)

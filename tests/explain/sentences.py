@@ -2,9 +2,10 @@
 
 import torch
 
-import regard
 from regard.data.text import Piece, train_tokenizers
 from regard.explain.word_attention import Sentence
+from regard.networks.translator import Translator
+from tests.loading import create_translator
 
 ENGLISH = ["a tree", "a small house", "two houses", "the trees are green"]
 GERMAN = ["ein Baum", "ein kleines Haus", "zwei Häuser", "die Bäume sind grün"]
@@ -12,10 +13,10 @@ TOKENIZERS = train_tokenizers(ENGLISH, GERMAN, 280)
 HOUSES = "two small houses", "zwei kleine Häuser 집"
 
 
-def translator(name: str = "transformer_nano", **fields):
+def translator(name: str = "transformer_nano", **fields) -> Translator:
     """Small, in double precision, and with attention far from even."""
     torch.manual_seed(1)
-    model = regard.create(name, vocabulary=TOKENIZERS.source.size, width=32, **fields).double()
+    model = create_translator(name, vocabulary=TOKENIZERS.source.size, width=32, **fields).double()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.4)

@@ -1,5 +1,7 @@
 """Explanations of networks without attention."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from tests.weights.parity import randomise
 
 @pytest.fixture
 def case():
-    fields = {"size": (32, 48), "width": 8, "classes": 4, "stem": "large", "blocks": (1, 1, 1)}
+    fields: dict[str, Any] = {"size": (32, 48), "width": 8, "classes": 4, "stem": "large", "blocks": (1, 1, 1)}
     model = randomise(regard.create("resnet_nano", **fields))
     x = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(1))
     return Case(model, x, lambda z: model(z).logits[:, 2])
@@ -20,7 +22,7 @@ def case():
 def test_grad_cam_of_a_resnet_against_captum(case):
     from captum.attr import LayerGradCam
 
-    theirs = LayerGradCam(lambda z: case.model(z).logits, case.model.stages).attribute(case.x, target=2)
+    theirs: Any = LayerGradCam(lambda z: case.model(z).logits, case.model.stages).attribute(case.x, target=2)
     ours = grad_cam(case)
     assert ours.shape == (1, case.where.places)
     assert case.where.grid == tuple(theirs.shape[2:])

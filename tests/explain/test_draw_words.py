@@ -1,5 +1,7 @@
 """Pictures of words and what they look at, in every form and ending."""
 
+from typing import Any
+
 import pytest
 
 from regard.drawing import missing_letters
@@ -21,7 +23,8 @@ def test_pictures_are_written_in_every_form(tmp_path):
         assert draw_words(found, tmp_path / f"{kind}{ending}", kind, words=False).stat().st_size > 4000
     rnn = record_words(translator("rnn_nano").float(), TOKENIZERS, *HOUSES)
     assert draw_words(rnn, tmp_path / "rnn.png").stat().st_size > 4000
-    for options in ({"form": "tree"}, {"kind": "crossed"}, {"layer": 7}):
+    wrong: tuple[dict[str, Any], ...] = ({"form": "tree"}, {"kind": "crossed"}, {"layer": 7})
+    for options in wrong:
         with pytest.raises(ConfigError):
             draw_words(found, tmp_path / "x.png", **options)
     with pytest.raises(ConfigError, match="pictures are not written"):

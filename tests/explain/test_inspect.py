@@ -19,6 +19,7 @@ from regard.explain.inspect import (
 from regard.explain.inspection import inspect_model, own_pictures
 from regard.geometry import TokenMap
 from tests.explain.test_methods import tape_of
+from tests.loading import load_classifier
 
 
 def test_filters_are_the_directions_in_which_embeddings_differ():
@@ -50,6 +51,7 @@ def test_position_similarity_is_the_cosine_of_table_rows():
     model = regard.create("vit_nano", classes=2, size=(8, 12), registers=2)
     table = model.positions.table.detach()[1:]  # the first row is the class token's
     got = position_similarity(model)
+    assert got is not None
     assert got.shape == (2, 3, 2, 3)
     expected = torch.cosine_similarity(table[4], table[2], dim=0)
     torch.testing.assert_close(got[1, 1, 0, 2], expected, atol=1e-6, rtol=0)
@@ -58,6 +60,7 @@ def test_position_similarity_is_the_cosine_of_table_rows():
 @pytest.mark.parametrize("kind", ["axial", "sinusoidal"])
 def test_positions_that_are_no_table_are_compared_too(kind):
     got = position_similarity(regard.create("vit_nano", classes=2, size=16, positions=kind, pool="mean"))
+    assert got is not None
     torch.testing.assert_close(got.reshape(16, 16).diagonal(), torch.ones(16))
     if kind == "sinusoidal":
         assert got[0, 0, 0, 1] > got[0, 0, 0, 3], "neighbours are more alike"
@@ -127,6 +130,8 @@ def test_an_inspection_over_batches_is_that_of_one_batch(tmp_path):
     with regard.capture(model) as tape:
         model(x)
     torch.testing.assert_close(found.distance, attention_distance(tape, model.token_map()), atol=1e-5, rtol=0)
+    assert found.norms is not None
+    assert found.distance is not None
     torch.testing.assert_close(found.norms.norms, token_norms(model, x).norms)
     last = found.describe().splitlines()[-1].split()
     assert last[0] == "1"
@@ -147,7 +152,7 @@ def test_every_kind_of_network_is_drawn(tmp_path, settings):
 
 
 def test_own_pictures_are_test_images_of_the_run(run_folder, tmp_path):
-    predictor = regard.load(run_folder)
+    predictor = load_classifier(run_folder)
     pictures = own_pictures(run_folder, predictor.preparation, most=5)
     assert pictures.shape == (5, 1, 8, 8)
     assert pictures.max() <= 1

@@ -25,6 +25,7 @@ from regard.networks.base import Network
 from regard.nn import Tape
 from regard.nn.attention import _Call
 from tests.explain.explained import explain_class
+from tests.loading import load_classifier
 
 # Two layers of one head over a class token and two patches; rows sum to one.
 FIRST = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]], dtype=torch.float64)
@@ -261,17 +262,17 @@ def test_random_maps_score_at_chance():
 
 
 def test_a_map_is_a_distribution_over_the_picture(run_folder, digit_files):
-    explained = regard.load(run_folder).explain(digit_files / "3.png", method="attention", layer=0, head=2)
+    explained = load_classifier(run_folder).explain(digit_files / "3.png", method="attention", layer=0, head=2)
     assert explained.map.shape == (8, 8)
     assert explained.map.sum().item() == pytest.approx(1, abs=1e-5)
     assert explained.map.min() >= 0
     assert explained.options == {"layer": 0, "head": 2}
-    assert explained.target == explained.prediction.label
+    assert explained.prediction.is_right(explained.target)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_target_changes_the_scores_and_of_methods_that_ask_for_it_the_map(run_folder, digit_files, method):
-    predictor = regard.load(run_folder)
+    predictor = load_classifier(run_folder)
     own, other = (predictor.explain(digit_files / "3.png", method, target) for target in (None, "7"))
     assert torch.equal(own.map, other.map) == (method in ("attention", "rollout"))
     assert other.target == "7"
@@ -289,12 +290,12 @@ def test_a_target_changes_the_scores_and_of_methods_that_ask_for_it_the_map(run_
 )
 def test_wrong_requests_are_named(run_folder, digit_files, arguments, words):
     with pytest.raises(regard.RegardError, match=words):
-        regard.load(run_folder).explain(digit_files / "3.png", **arguments)
+        load_classifier(run_folder).explain(digit_files / "3.png", **arguments)
 
 
 def test_unknown_methods_are_config_errors(run_folder, digit_files):
     with pytest.raises(ConfigError):
-        regard.load(run_folder).explain(digit_files / "3.png", method="")
+        load_classifier(run_folder).explain(digit_files / "3.png", method="")
 
 
 def test_threads_explain_the_same_model_side_by_side():

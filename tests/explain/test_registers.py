@@ -1,5 +1,7 @@
 """Test-time registers on networks in which one neuron was made to write a huge vector into one token."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,6 +85,7 @@ def test_registers_can_be_added_where_queries_and_keys_are_turned():
     model = planted(rope=True)
     more = with_test_time_registers(model, [RegisterNeuron(0, 3, 0.0)], count=2)
     assert more(X).logits.shape == (4, 5)
+    assert more.rope is not None
     assert torch.equal(more.rope[:, 3:], model.rope[:, 1:])
     assert (more.rope[0, :3] == 1).all()
 
@@ -90,7 +93,8 @@ def test_registers_can_be_added_where_queries_and_keys_are_turned():
 def test_the_largest_activation_is_what_moves():
     model = planted(registers=1)
     seen = []
-    changed = with_test_time_registers(model, [RegisterNeuron(0, 3, 0.0), RegisterNeuron(0, 9, 0.0)], count=2)
+    neurons = [RegisterNeuron(0, 3, 0.0), RegisterNeuron(0, 9, 0.0)]
+    changed: Any = with_test_time_registers(model, neurons, count=2)
     model.blocks[0].mlp.act.register_forward_hook(lambda *parts: seen.append(parts[-1]))
     changed.blocks[0].mlp.act.register_forward_hook(lambda *parts: seen.append(parts[-1]))
     with torch.no_grad():
@@ -108,6 +112,8 @@ def test_the_largest_activation_is_what_moves():
 
 def test_an_inspection_shows_norms_before_and_after(tmp_path):
     found = inspect_model(planted(), X, registers=2)
+    assert found.norms is not None
+    assert found.registered is not None
     assert found.norms.outliers.sum() == 4
     assert found.registered.outliers.sum() == 0
     assert found.registered.threshold == found.norms.threshold

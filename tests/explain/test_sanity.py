@@ -1,5 +1,7 @@
 """Checks on maps: random weights must change them, and a known cause is looked up in them."""
 
+from typing import Any
+
 import pytest
 import torch
 from PIL import Image
@@ -12,13 +14,15 @@ from regard.explain import METHODS, faithfulness, random_twins, rank_correlation
 from regard.explain.explanation import Method, locate
 from regard.geometry import TokenMap
 from tests.explain.explained import explain_class
+from tests.loading import load_classifier
 
 
 def test_rank_correlation_is_spearmans():
     draw = torch.Generator().manual_seed(0)
     for _ in range(20):
         a, b = torch.randint(0, 6, (2, 15), generator=draw).float()  # with ties
-        assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-9)
+        expected: Any = spearmanr(a, b)
+        assert rank_correlation(a, b) == pytest.approx(expected.statistic, abs=1e-9)
     assert rank_correlation(torch.ones(4), torch.arange(4.0)) == 0
 
 
@@ -39,7 +43,7 @@ def test_a_map_of_the_picture_alone_fails_and_gets_a_badge(run_folder, digit_fil
     brightness = Method(lambda case: case.where.collect(case.x.mean(1)), "model")
     monkeypatch.setitem(METHODS, "brightness", brightness)
     monkeypatch.setattr("regard.explain.explanation.WITHOUT_ATTENTION", ("brightness",))
-    predictor = regard.load(run_folder)
+    predictor = load_classifier(run_folder)
     fooled = predictor.explain(digit_files / "3.png", method="brightness")
     assert fooled.random_correlation == pytest.approx(1)
     assert "fails the randomisation check" in (fooled.badge or "")
@@ -67,7 +71,7 @@ def test_ties_and_constant_maps_know_nothing(run_folder, digit_files, monkeypatc
     ]
     assert abs(sum(gains) / 40) < 0.15
     monkeypatch.setitem(METHODS, "grad_cam", Method(lambda case: torch.zeros(1, 16), "model"))
-    nothing = regard.load(run_folder).explain(digit_files / "3.png", "grad_cam", mask=(0, 0, 4, 4))
+    nothing = load_classifier(run_folder).explain(digit_files / "3.png", "grad_cam", mask=(0, 0, 4, 4))
     assert nothing.verdict == "the map is the same everywhere and says nothing"
     assert not nothing.trusted
     assert nothing.location == (0.0, False, 0.25)
@@ -120,7 +124,7 @@ def test_a_mask_goes_the_way_of_the_picture():
 
 
 def test_location_is_reported_where_a_mask_is_given(run_folder, digit_files):
-    predictor = regard.load(run_folder)
+    predictor = load_classifier(run_folder)
     explained = predictor.explain(digit_files / "0.png", mask=(0, 0, 4, 8))
     assert explained.location is not None
     assert explained.location.area == 0.5

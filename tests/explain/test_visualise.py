@@ -1,6 +1,7 @@
 """Feature visualisation on networks whose favourite picture is known, and on a trained one."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from regard.explain.visualise import (
     total_variation,
     visualise,
 )
+from tests.loading import load_classifier
 
 SIZE = (24, 32)
 
@@ -70,9 +72,9 @@ def test_volumes_are_visualised_too():
 def test_each_regulariser_makes_the_picture_calmer():
     rough = liked(variation=0.0, pull=0.0, jitter=0.0, turn=0.0, zoom=0.0, steps=100)
 
-    def roughness(**settings: float) -> float:
-        off = {"variation": 0.0, "pull": 0.0, "jitter": 0.0, "turn": 0.0, "zoom": 0.0, "steps": 100}
-        return float(total_variation(liked(**(off | settings)).picture[None]))
+    def roughness(**settings: Any) -> float:
+        off: dict[str, Any] = {"variation": 0.0, "pull": 0.0, "jitter": 0.0, "turn": 0.0, "zoom": 0.0, "steps": 100}
+        return float(total_variation(liked(**{**off, **settings}).picture[None]))
 
     unregularised = float(total_variation(rough.picture[None]))
     assert roughness(variation=1.0) < 0.9 * unregularised
@@ -90,7 +92,7 @@ def test_a_seed_gives_the_same_picture_again():
     [{"target": "3"}, {"layer": 2, "head": 1}, {"layer": 3, "token": 5}, {"layer": 1, "token": 2, "channel": 7}],
 )
 def test_a_trained_network_is_excited_far_above_noise(run_folder, wanted, tmp_path):
-    predictor = regard.load(run_folder)
+    predictor = load_classifier(run_folder)
     found = predictor.visualise(**wanted, steps=120)
     assert found.picture.shape == (1, 8, 8)
     prepared = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import regard
 from regard.errors import ConfigError, DataError, RunError
 from regard.explain.word_attention import LONGEST, WordAttention, merge, record_words
 from regard.networks.decoding import beam_search, greedy
 from regard.nn import Attention
 from tests.explain.sentences import HOUSES, TOKENIZERS, sentence, translator
+from tests.loading import create_translator
 
 
 def by_hand(module, inputs: tuple[Tensor, ...], causal: bool) -> Tensor:
@@ -148,10 +148,10 @@ def test_kept_weights_come_back_within_half_a_255th():
         bound = exact.amax(-1, keepdim=True) * (0.5 / 255 + 1e-6)
         assert ((back.weights[kind] - exact).abs() <= bound).all()
     assert record["kinds"]["rollout"] == [1, 1, len(found.target.ids), len(found.source.ids)]
-    assert (record["text"], record["translation"]) == HOUSES
+    assert (record["text"], record["translated"]) == HOUSES
     size = len(record["data"])
     assert found.to_json(room=size) == found.to_json()
-    assert set(found.to_json(room=size - 1)) == {"text", "translation", "left_out"}
+    assert set(found.to_json(room=size - 1)) == {"text", "translated", "left_out"}
     for broken in ({}, record | {"data": record["data"][:40]}, record | {"kinds": {"cross": [1, 1, 2, 2]}}):
         with pytest.raises(RunError, match="no kept weights"):
             WordAttention.from_json(broken)
@@ -166,11 +166,11 @@ def test_what_cannot_be_shown_is_said():
     with pytest.raises(DataError, match="too long"):
         record_words(model, TOKENIZERS, "a " * (LONGEST + 1))
     with pytest.raises(ConfigError, match="tokens and the network knows"):
-        record_words(regard.create("transformer_nano", vocabulary=100), TOKENIZERS, *HOUSES)
+        record_words(create_translator("transformer_nano", vocabulary=100), TOKENIZERS, *HOUSES)
     found = record_words(model, TOKENIZERS, *HOUSES)
-    for wrong in (("crossed",), ("cross", 9), ("cross", 0, 4)):
+    for kind, layer, head in (("crossed", -1, None), ("cross", 9, None), ("cross", 0, 4)):
         with pytest.raises(ConfigError):
-            found.words(*wrong)
+            found.words(kind, layer, head)
 
 
 def test_merging_keeps_rows_of_one():

@@ -1,6 +1,7 @@
 """Deletion of words: on a network of which it is known what matters, and on a translator."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_taking_the_word_that_matters_first_beats_random_orders(unknown):
     source = Sentence(source.text, (*source.ids, 2), (*source.pieces, Piece("</s>", 27, 27, -1)))
     written = Sentence("x", (5,), (Piece("x", 0, 1, 0),))
     found = WordAttention(source, written, written, {"cross": torch.full((1, 1, 1, 7), 1 / 7)})
-    model = OneWord(token=source.ids[3], vocabulary=20)
+    model: Any = OneWord(token=source.ids[3], vocabulary=20)
     relevant = torch.tensor([0.1, 0.1, 0.0, 0.5, 0.1, 0.1, 0.9])
     result = word_deletion(model, found, relevant, unknown=unknown, orders=40)
     high, low = (math.log(math.exp(score) / (math.exp(score) + 19)) for score in (3.0, 0.0))
@@ -87,6 +88,7 @@ def test_deletion_runs_on_a_translator():
     assert result.curve[0] == pytest.approx(float(exact), abs=1e-4)
     assert all(curve[0] == pytest.approx(result.curve[0], abs=1e-4) for curve in result.random)
     assert result == word_deletion(model, found, orders=4, batch=3)
-    for wrong in ({"relevance": torch.ones(2)}, {"orders": 1}, {"steps": 0}):
+    requests: tuple[dict[str, Any], ...] = ({"relevance": torch.ones(2)}, {"orders": 1}, {"steps": 0})
+    for wrong in requests:
         with pytest.raises(ConfigError):
             word_deletion(model, found, **wrong)

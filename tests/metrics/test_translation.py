@@ -1,6 +1,7 @@
 """Translation figures are sacreBLEU's own, and so are their intervals and tests."""
 
 import time
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_paired_tests_agree_with_sacrebleus(systems):
         )  # fmt: skip
         _, theirs = test()
         for name, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
-            a, b = theirs[key]
+            a, b = cast(list[Any], theirs[key])
             assert made[name].difference.value == pytest.approx(b.score - a.score, abs=1e-9)
             ours = made[name].tests["bootstrap" if kind == "bs" else "randomisation"]
             assert ours == pytest.approx(b.p_value, abs=0.002)

@@ -65,6 +65,7 @@ def test_compiled_and_exported_equal_eager(hybrid):
 def test_overfits_one_batch(hybrid):
     x, y = torch.randn(4, 3, 32, 48), torch.arange(4)
     optimizer = torch.optim.AdamW(hybrid.parameters(), lr=1e-3)
+    loss = torch.tensor(torch.inf)
     for _ in range(80):
         loss = F.cross_entropy(hybrid(x).logits, y)
         optimizer.zero_grad()

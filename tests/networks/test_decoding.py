@@ -15,15 +15,21 @@ from regard.networks.translator import Memory, State, Translator
 from tests.networks.test_transformer import END, PADDING, START, sentences, small
 
 
+def bias_of(model: Translator) -> Tensor:
+    assert model.output_bias is not None
+    return model.output_bias.data
+
+
 def lively(**fields) -> Translator:
     """Random, but with sentences of many words and lengths: what it says is no echo of what it was given."""
     model = small(**{"embeddings": "separate", "output_bias": True} | fields)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
+    assert model.output is not None
     nn.init.normal_(model.output.weight, std=0.4)
-    nn.init.zeros_(model.output_bias)
-    model.output_bias.data[END] = 1.0
+    nn.init.zeros_(bias_of(model))
+    bias_of(model)[END] = 1.0
     return model
 
 
@@ -33,7 +39,7 @@ def recurrent(**fields) -> Translator:
     model = RNN(RNNConfig(**shape | fields)).eval()
     for p in model.parameters():
         nn.init.normal_(p, std=0.5)
-    model.output_bias.data[END] = 1.0
+    bias_of(model)[END] = 1.0
     return model
 
 
@@ -76,7 +82,7 @@ def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(kind, penalty):
 def test_asked_for_one_it_stops_no_sooner_than_is_safe(penalty):
     """A longer sentence may still overtake, as its log-probability will be divided by more."""
     model, source = lively(vocabulary=5), sentences(6, 3, 1, 8, 5, 2, words=5)
-    model.output_bias.data[END] = 4.0
+    bias_of(model)[END] = 4.0
     search = {"beams": 130, "penalty": penalty, "ratio": 0.0, "constant": 5}  # 121 sentences
     every, one = beam_search(model, source, best=121, **search), beam_search(model, source, best=1, **search)
     assert every.scores.isfinite().all()

@@ -1,5 +1,7 @@
 """Residual networks: published counts, shapes, training, and answers equal to transformers'."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -147,6 +149,7 @@ def test_overfits_one_batch(name):
     model = regard.create("bit_r50x1" if name == "bit" else name, size=(16, 16), classes=4, **fields).train()
     x, y = torch.randn(8, 3, 16, 16), torch.arange(8) % 4
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    loss = torch.tensor(torch.inf)
     for _ in range(40):
         loss = F.cross_entropy(model(x).logits, y)
         optimizer.zero_grad()
@@ -157,7 +160,8 @@ def test_overfits_one_batch(name):
 
 def test_stochastic_depth_rises_to_the_last_block():
     model = small(drop_path=0.3)
-    rates = [float(block.drop_path.rate) for block in model.repeated()]
+    blocks: list[Any] = model.repeated()
+    rates = [float(block.drop_path.rate) for block in blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
     x = torch.randn(4, 3, 32, 48)
     assert torch.equal(model(x).logits, model(x).logits)

@@ -1,6 +1,7 @@
 """The recurrent translators against PyTorch's own layers, against arithmetic by hand, and against their own purpose."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,8 @@ def test_the_encoder_is_torchs_packed_bidirectional_one(cell):
     lengths = torch.tensor([7, 2, 5])
     theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](16, 8, num_layers=2, bidirectional=True, batch_first=True)
     state = {}
-    for n, layer in enumerate(model.encoder):
+    layers: Any = model.encoder
+    for n, layer in enumerate(layers):
         for side, suffix in ((layer.forwards, ""), (layer.backwards, "_reverse")):
             for name, parameter in side.named_parameters():
                 state[name.replace("_l0", f"_l{n}") + suffix] = parameter
@@ -122,9 +124,10 @@ def test_the_captured_alignment_and_the_features_equal_arithmetic_by_hand(attent
         if attention == "dot":
             scores = states[sentence] @ keys.T
         else:
-            q, k = (m.weight.double() for m in (model.alignment.query, model.alignment.key))
+            alignment: Any = model.alignment
+            q, k = (m.weight.double() for m in (alignment.query, alignment.key))
             both = (states[sentence] @ q.T)[:, None] + (keys @ k.T)[None]
-            scores = both.tanh() @ model.alignment.vector.double()
+            scores = both.tanh() @ alignment.vector.double()
         weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
         captured = tape.attention("alignment", 0)[sentence]
         torch.testing.assert_close(captured[:, :length], weights.float(), atol=1e-6, rtol=0)

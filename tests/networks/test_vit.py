@@ -1,6 +1,7 @@
 """The Vision Transformer against its paper, against transformers, and against itself compiled and exported."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from regard.networks.vit.config import VARIANTS, ViTConfig
 from regard.networks.vit.network import ViT
 from regard.nn import capture
 from regard.registry import MODELS
+from tests.weights.parity import gradients
 
 # With 1000 classes at 224 pixels; the last column of the design's table.
 PUBLISHED = {
@@ -163,12 +165,12 @@ def pair():
     from transformers import ViTForImageClassification
 
     model = small()
-    theirs = ViTForImageClassification(
-        TheirConfig(
-            hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, image_size=(16, 24),
-            patch_size=8, layer_norm_eps=1e-6, num_labels=5, attn_implementation="eager",
-        )
-    ).eval()  # fmt: skip
+    fields: dict[str, Any] = {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+        "image_size": (16, 24), "patch_size": 8, "layer_norm_eps": 1e-6, "num_labels": 5,
+        "attn_implementation": "eager",
+    }  # fmt: skip
+    theirs = ViTForImageClassification(TheirConfig(**fields)).eval()
     to_transformers(model, theirs)
     return model, theirs
 
@@ -200,7 +202,9 @@ def test_against_transformers_vit_gradients(pair):
 def test_the_head_starts_at_zero_and_can_be_replaced():
     model = ViT(ViTConfig(size=(16, 16), patch=(8, 8), width=16, depth=1, heads=2, mlp=32, classes=7, head="mlp"))
     assert isinstance(model.head, nn.Sequential)
-    assert model.head[-1].weight.abs().max() == 0
+    last = model.head[-1]
+    assert isinstance(last, nn.Linear)
+    assert last.weight.abs().max() == 0
     model.replace_head(3)
     assert isinstance(model.head, nn.Linear)
     assert model.config.classes == 3
@@ -214,7 +218,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
         model = small().train()
         model.checkpointing = on
         model(x).logits.square().sum().backward()
-        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        grads.append(gradients(model))
     torch.testing.assert_close(grads[0], grads[1])
 
 
@@ -227,7 +231,7 @@ def test_a_lean_pass_gives_the_same_logits_and_gradients(fields):
         model = small(**fields)
         out = model(x, class_token_only=alone)
         out.logits.square().sum().backward()
-        results.append((out.logits, torch.cat([p.grad.flatten() for p in model.parameters()])))
+        results.append((out.logits, gradients(model)))
     torch.testing.assert_close(results[0], results[1])
     assert out.tokens.shape[1] == (1 if model.class_token is not None else 6)
 
@@ -244,6 +248,7 @@ def test_overfits_one_batch():
     model = regard.create("vit_nano", classes=8, size=16)
     x, y = torch.randn(8, 3, 16, 16), torch.arange(8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    loss = torch.tensor(torch.inf)
     for _ in range(60):
         loss = F.cross_entropy(model(x).logits, y)
         optimizer.zero_grad()

@@ -99,7 +99,7 @@ def nano(**fields):
 def test_a_compiled_model_that_ran_before_still_fills_the_tape(way):
     model, x = nano(), torch.randn(2, 3, 16, 16)
     plain = nano()
-    compiled = torch.compile(model, dynamic=False, backend="eager") if way == "torch.compile" else model
+    compiled: Any = torch.compile(model, dynamic=False, backend="eager") if way == "torch.compile" else model
     if way == "module.compile":
         model.compile(backend="eager")
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_a_compiled_model_that_ran_before_still_fills_the_tape(way):
 
 def test_capturing_the_inner_model_while_the_compiled_one_runs():
     model, x = nano(), torch.randn(1, 3, 16, 16)
-    compiled = torch.compile(model, dynamic=False, backend="eager")
+    compiled: Any = torch.compile(model, dynamic=False, backend="eager")
     compiled(x)
     with capture(model) as tape:
         compiled(x)
@@ -352,6 +352,7 @@ def test_gradients_of_the_weights_are_those_of_materialised_attention(limits, as
     weights = attention_weights(q.detach(), k.detach(), **arguments).double().requires_grad_()
     out = weights if as_feature else weights @ v.detach().double()
     out.square().sum().backward()
+    assert weights.grad is not None
     for head in range(4):
         torch.testing.assert_close(tape.gradient(0, head), weights.grad[:, head].float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(tape.gradient(0), weights.grad.mean(1).float(), atol=1e-5, rtol=1e-4)

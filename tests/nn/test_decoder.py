@@ -1,5 +1,7 @@
 """Decoder blocks against PyTorch's own, word by word against all words at once; positions of words."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,9 +29,10 @@ NAMES = {
 }
 
 
-def block(**fields) -> DecoderBlock:
+def block(**fields: Any) -> DecoderBlock:
     torch.manual_seed(0)
-    made = DecoderBlock(BlockConfig(16, 4, 40, **{"norm": "post", "activation": "relu"} | fields))
+    fields = {"norm": "post", "activation": "relu"} | fields
+    made = DecoderBlock(BlockConfig(16, 4, 40, **fields))
     for p in made.parameters():
         nn.init.normal_(p, std=0.3)
     return made.eval()
@@ -60,8 +63,8 @@ def test_word_by_word_equals_all_at_once_and_beams_are_apart(norm, sizes):
     x, memory = torch.randn(2, 3, 4, 16), torch.randn(2, 7, 16)
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3]).bool()[:, None, None]
     d, e = sizes.get("key_width", 4), sizes.get("value_width", 4)
-    rooms = (torch.full((2, room, 3, 4, size), 9.0) for size in (d, e))
-    past, steps = Past(*rooms, *ours.cross.remember(memory)), []
+    keys, values = (torch.full((2, room, 3, 4, size), 9.0) for size in (d, e))
+    past, steps = Past(keys, values, *ours.cross.remember(memory)), []
     for n in range(4):
         own = torch.eye(3).bool()[:, None] & (torch.arange(room) <= n)[:, None]  # (K, T, K)
         steps.append(ours.step(x[:, :, n], past, torch.tensor(n), own.flatten(1).expand(2, 1, 3, -1), mask))

@@ -1,5 +1,7 @@
 """Patches, positions and their resampling, in one, two and three dimensions."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -68,7 +70,7 @@ def test_resampling_against_interpolate():
 @pytest.mark.parametrize("grid", [(6,), (2, 3), (2, 2, 3)])
 def test_positions_of_every_kind_meet_other_grids(kind, grid):
     positions, other = GridPositions(kind, grid, 12, prefix=1), tuple(n + 2 for n in grid)
-    count = 1 + torch.tensor(other).prod().item()
+    count = 1 + math.prod(other)
     tokens = torch.zeros(2, count, 12)
     out = positions(tokens, other)
     assert out.shape == tokens.shape
@@ -84,7 +86,7 @@ def test_axial_positions_are_one_table_per_axis_side_by_side():
 
 def test_unknown_positions_are_refused():
     with pytest.raises(ConfigError, match="positions"):
-        GridPositions("rope", (2, 2), 8, 0)
+        GridPositions("rope", (2, 2), 8, 0)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("grid", "conv"), [((7,), nn.Conv1d), ((3, 5), nn.Conv2d), ((2, 3, 4), nn.Conv3d)])

@@ -18,7 +18,7 @@ def pytest_configure() -> None:
     if not importlib.util.find_spec("torchvision"):
         return
     try:
-        import torchvision  # noqa: F401
+        import torchvision  # noqa: F401  # pyright: ignore[reportMissingImports]
     except RuntimeError:
         library = torch.library.Library("torchvision", "FRAGMENT")
         library.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")

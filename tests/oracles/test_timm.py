@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 timm = pytest.importorskip("timm")
 
-from timm.layers import HybridEmbed  # noqa: E402
-from timm.models.resnetv2 import ResNetV2  # noqa: E402
-from timm.models.vision_transformer import VisionTransformer  # noqa: E402
-from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402
+from timm.layers import HybridEmbed  # noqa: E402  # pyright: ignore[reportMissingImports]
+from timm.models.resnetv2 import ResNetV2  # noqa: E402  # pyright: ignore[reportMissingImports]
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402  # pyright: ignore[reportMissingImports]
+from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 import regard  # noqa: E402
 from regard.networks.resnet.bit import HybridStem  # noqa: E402
@@ -78,7 +78,7 @@ def test_positions_for_more_or_fewer_prefix_tokens_are_folded_in(fields, tmp_pat
 
 
 def test_distilled_deit(tmp_path):
-    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.deit import VisionTransformerDistilled  # pyright: ignore[reportMissingImports]
 
     theirs = randomise(VisionTransformerDistilled(**SMALL | {"img_size": 16, "weight_init": "skip"}))
     torch.save({"model": theirs.state_dict()}, tmp_path / "deit.pth")
@@ -199,7 +199,7 @@ def test_original_files_with_an_optimizer_prefix(tmp_path):
 
 def test_dinov2_as_timm_reads_facebooks_names(tmp_path):
     """Our file in Facebook's names, through timm's own converter of those."""
-    from timm.models.vision_transformer import checkpoint_filter_fn
+    from timm.models.vision_transformer import checkpoint_filter_fn  # pyright: ignore[reportMissingImports]
 
     fields = KINDS["registers"] | {"img_size": 24}
     theirs = reference("plain", **fields)

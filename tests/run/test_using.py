@@ -12,6 +12,7 @@ from regard.errors import ConfigError, DataError, RunError
 from regard.metrics.paired import mcnemar
 from regard.weights import Run
 from tests.conftest import make_folder
+from tests.loading import evaluate_classifier
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def pictures(tmp_path_factory):
 
 
 def test_on_its_own_data_only_the_test_images_count(pictures, capsys):
-    result = regard.evaluate(pictures / "run", pictures / "data")
+    result = evaluate_classifier(pictures / "run", pictures / "data")
     rows = (pictures / "run" / "splits.csv").read_text().splitlines()[1:]
     tested = {row.split(",")[0] for row in rows if row.split(",")[1] == "test"}
     assert set(result.keys) == tested
@@ -38,10 +39,10 @@ def test_copies_of_training_images_are_known_by_their_pixels(pictures, tmp_path)
         r.split(",")[0] for r in (pictures / "run" / "splits.csv").read_text().splitlines() if ",train," in r
     )
     Image.open(pictures / "data" / trained).save(tmp_path / "new" / "red" / "copy.bmp")
-    result = regard.evaluate(pictures / "run", tmp_path / "new", quiet=True)
+    result = evaluate_classifier(pictures / "run", tmp_path / "new", quiet=True)
     assert len(result.keys) == 6
     assert "red/copy.bmp" not in result.keys
-    assert len(regard.evaluate(pictures / "run", tmp_path / "new", split="all", quiet=True).keys) == 7
+    assert len(evaluate_classifier(pictures / "run", tmp_path / "new", split="all", quiet=True).keys) == 7
 
 
 def test_nothing_but_training_images_is_an_error(pictures, tmp_path):
@@ -51,12 +52,12 @@ def test_nothing_but_training_images_is_an_error(pictures, tmp_path):
             (tmp_path / label).mkdir(exist_ok=True)
             (tmp_path / name).write_bytes((pictures / "data" / name).read_bytes())
     with pytest.raises(DataError, match="trained or chosen on every one"):
-        regard.evaluate(pictures / "run", tmp_path, quiet=True)
+        evaluate_classifier(pictures / "run", tmp_path, quiet=True)
 
 
 def test_classes_are_matched_by_name_not_by_number(pictures, tmp_path):
     make_folder(tmp_path, per_class=2, classes=("red",), side=24)
-    result = regard.evaluate(pictures / "run", tmp_path, quiet=True)
+    result = evaluate_classifier(pictures / "run", tmp_path, quiet=True)
     assert result.classes == ("blue", "red")
     assert set(result.labels) == {1}
     assert np.array_equal(result.summary.confusion[0], [0, 0])
@@ -64,14 +65,14 @@ def test_classes_are_matched_by_name_not_by_number(pictures, tmp_path):
 
 def test_an_unknown_split_is_named(pictures):
     with pytest.raises(DataError, match="no split 'val'"):
-        regard.evaluate(pictures / "run", pictures / "data", split="val", quiet=True)
+        evaluate_classifier(pictures / "run", pictures / "data", split="val", quiet=True)
 
 
 def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_path, capsys):
     inside = pictures / "run" / "checkpoints" / "best.safetensors"
-    assert len(regard.evaluate(inside, pictures / "data").keys) < 24
+    assert len(evaluate_classifier(inside, pictures / "data").keys) < 24
     (tmp_path / "alone.safetensors").write_bytes(inside.read_bytes())
-    assert len(regard.evaluate(tmp_path / "alone.safetensors", pictures / "data").keys) == 24
+    assert len(evaluate_classifier(tmp_path / "alone.safetensors", pictures / "data").keys) == 24
     assert "cannot be told" in capsys.readouterr().err
 
 
@@ -114,9 +115,9 @@ def test_other_images_of_training_patients_are_left_out(tmp_path, capsys):
         tmp_path / "first" / "t.csv", model="vit_nano", depth=1, epochs=1, explain=0, out=tmp_path / "run", quiet=True
     )
     kept = {row["group"] for row in run.read_rows("splits.csv") if row["split"] == "test"}
-    result = regard.evaluate(run.path, tmp_path / "later" / "t.csv", quiet=True)
+    result = evaluate_classifier(run.path, tmp_path / "later" / "t.csv", quiet=True)
     assert {f"p{int(key.split('.')[0]) // 4}" for key in result.keys} == kept
-    regard.evaluate(run.path, tmp_path / "later" / "t.csv", split="all")
+    evaluate_classifier(run.path, tmp_path / "later" / "t.csv", split="all")
     assert "warning: this model was trained or chosen on" in capsys.readouterr().err
 
 
@@ -127,9 +128,9 @@ def test_with_the_mirror_image_it_is_the_mean_of_both(pictures, tmp_path):
         turned.parent.mkdir(parents=True, exist_ok=True)
         Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(turned)
     plain, turned = (
-        regard.evaluate(pictures / "run", tmp_path / n, split="all", quiet=True) for n in ("new", "turned")
+        evaluate_classifier(pictures / "run", tmp_path / n, split="all", quiet=True) for n in ("new", "turned")
     )
-    both = regard.evaluate(pictures / "run", tmp_path / "new", split="all", mirror=True, quiet=True)
+    both = evaluate_classifier(pictures / "run", tmp_path / "new", split="all", mirror=True, quiet=True)
     assert not np.allclose(plain.probs, turned.probs, atol=1e-4)
     np.testing.assert_allclose(both.probs, (plain.probs + turned.probs) / 2, atol=1e-6)
 
@@ -176,7 +177,7 @@ def test_runs_that_cannot_be_compared_say_why(weaker, tmp_path):
     shutil.copytree(weaker, other)
     lines = (other / "predictions.csv").read_text().splitlines(keepends=True)
     (other / "predictions.csv").write_text("".join(lines[:-1]))
-    with pytest.raises(ConfigError, match=r"not tested on the same samples(.|\n)*270 and 269 samples"):
+    with pytest.raises(ConfigError, match=r"not tested on the same samples(.|\n)*355 and 354 samples"):
         regard.compare(weaker, other)
     (other / "predictions.csv").unlink()
     with pytest.raises(RunError, match="not finished"):

@@ -4,12 +4,13 @@ import csv
 import json
 import math
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from regard import api
 from regard.cli import main
 from regard.errors import ConfigError, RunError
 from regard.metrics import repeated
@@ -19,6 +20,7 @@ from regard.study.attention import Repeating, Sizes, bottleneck, costs, sinusoid
 from regard.study.attention.bottleneck import Bottleneck, Recall, learn, recall, sentences
 from regard.study.attention.costs import LAYERS, Cost, Costs, attend_nearby, exponent, layers_of, peak_memory
 from regard.study.attention.gradients import jacobian_norm
+from tests.loading import create_translator
 
 TINY = Repeating(symbols=3, longest=3, lengths=(2, 3, 4), width=16, steps=3, batch=8, sentences=10)
 
@@ -126,7 +128,8 @@ def test_recall_counts_sentences_and_symbols(monkeypatch):
         return _Answer(words[:, None])
 
     monkeypatch.setattr(sys.modules["regard.study.attention.bottleneck"], "greedy", answers)
-    assert recall(torch.nn.Linear(1, 1), TINY, 4) == (0.4, 1 - 5 / 40)
+    nothing: Any = torch.nn.Linear(1, 1)
+    assert recall(nothing, TINY, 4) == (0.4, 1 - 5 / 40)
 
 
 class _Answer:
@@ -138,7 +141,7 @@ def test_a_network_with_attention_learns_to_repeat():
     task = Repeating(symbols=3, longest=3, lengths=(3,), width=32, steps=150, batch=32, sentences=40)
     torch.manual_seed(0)
     fields = {"vocabulary": 6, "width": 32, "depth": 1, "dropout": 0.0}
-    model = api.create("transformer_nano", heads=4, mlp=64, norm="pre", **fields)
+    model = create_translator("transformer_nano", heads=4, mlp=64, norm="pre", **fields)
     before = recall(model, task, 3)[1]
     learn(model, task, seed=0)
     assert before < 0.6 < 0.9 < recall(model, task, 3)[1]
@@ -198,7 +201,7 @@ def test_finished_networks_are_kept_and_the_rest_is_made(tmp_path, monkeypatch):
     assert learned == [("RNN", 0), ("Transformer", 0), ("RNN", 1), ("RNN", 1), ("Transformer", 1)]
     monkeypatch.setattr(module, "learn", learn)
     assert found.recalls == bottleneck(arms, task=TINY, seeds=2).recalls  # as if it had never been stopped
-    bottleneck(arms, task=Repeating(**vars(TINY) | {"steps": 2}), seeds=1, keep=tmp_path)
+    bottleneck(arms, task=replace(TINY, steps=2), seeds=1, keep=tmp_path)
     assert json.loads((tmp_path / "rnn_plain-1-0.json").read_text())["settings"]["steps"] == 2
     with pytest.raises(ConfigError, match="did you mean rnn_plain"):
         bottleneck(("rnn_plane",), task=TINY)
@@ -234,11 +237,12 @@ def test_the_study_writes_one_folder_and_adds_to_it(small, tmp_path):
 
 
 def test_what_cannot_be_studied_is_said_before_anything_is_written(tmp_path):
-    for more, says in (
+    requests: tuple[tuple[dict[str, Any], str], ...] = (
         ({"parts": ("gradient",)}, "did you mean gradients"),
         ({"parts": ()}, "no part is asked for"),
         ({"seeds": 0}, "must be at least 1"),
-    ):
+    )
+    for more, says in requests:
         with pytest.raises(ConfigError, match=says):
             attention_study(tmp_path / "study", quiet=True, **more)
     assert not (tmp_path / "study").exists()

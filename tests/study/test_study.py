@@ -4,6 +4,8 @@ import csv
 import json
 import resource
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,9 @@ from regard.errors import ConfigError, DivergedError, RunError
 from regard.study import Result, Study, data_size, norm, positions, run_study
 from regard.study.result import Gap, compare, crossing
 from regard.weights import Run
+from tests.loading import load_classifier
 
-TINY = {"epochs": 1, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
+TINY: dict[str, Any] = {"steps": 2, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +164,7 @@ def test_positions_and_norms_are_studied_with_the_same_machinery(tmp_path):
     assert "each seed" in (tmp_path / "p" / "study.svg").read_text()
     result = run_study(norm("digits", seeds=1, out=tmp_path / "n", **TINY), quiet=True)
     assert [row["arm"] for row in result.rows] == ["pre", "post"]
-    assert regard.load(tmp_path / "n" / "runs" / "post-all-0", device="cpu").model.config.norm == "post"
+    assert load_classifier(tmp_path / "n" / "runs" / "post-all-0", device="cpu").model.config.norm == "post"
 
 
 def test_a_run_that_diverges_is_counted_not_hidden(tmp_path, monkeypatch):
@@ -199,7 +202,7 @@ def result_of(curves: dict[str, list[list[float]]], sizes: tuple[int, ...]) -> R
         for size, values in zip(sizes, by_size, strict=True)
         for seed, value in enumerate(values)
     ]
-    return Result(Study("data-size", "digits", {arm: {} for arm in curves}, 3, None, sizes), rows, {})
+    return Result(Study("data-size", "digits", {arm: {} for arm in curves}, 3, Path("study"), sizes), rows, {})
 
 
 def test_curves_that_cross_are_said_to_cross_where_they_do():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,10 @@ from regard.weights import Checkpoint, save_checkpoint
 from regard.weights.load import name_of
 
 TOLERANCE = 1e-5
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+def randomise(model: Model, seed: int = 0) -> Model:
     """Every parameter, also those that start at zero or one, so that nothing can be forgotten unseen.
 
     BatchNorm's statistics and counts too. Where these follow convolutions, which then no longer normalise, the
@@ -60,3 +62,10 @@ def assert_equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], but: 
         if not name.endswith(but or "\0"):
             assert ours[name].shape == theirs[name].shape, name
             assert torch.equal(ours[name], theirs[name]), name
+
+
+def gradients(model: nn.Module) -> Tensor:
+    """All of them in a row; each parameter must have one."""
+    found = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    assert len(found) == len(list(model.parameters()))
+    return torch.cat(found)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.errors import RegardError, RunError
 from regard.weights.checkpoint import FORMAT
+from tests.loading import load_classifier
 from tests.weights.parity import save_own
 from tests.weights.test_files import model
 
@@ -52,7 +53,7 @@ LIES = (
 
 
 def test_a_checkpoint_of_ours_is_good_before_it_lies(tmp_path):
-    assert regard.load(own_file(tmp_path / "w.safetensors"), device="cpu").model.config.depth == 2
+    assert load_classifier(own_file(tmp_path / "w.safetensors"), device="cpu").model.config.depth == 2
 
 
 @pytest.mark.parametrize(("change", "message"), LIES, ids=str)
@@ -115,4 +116,4 @@ def test_a_count_in_a_checkpoint_of_ours_is_no_quantised_weight(tmp_path):
     ours = model(stem="conv")
     assert any(not tensor.is_floating_point() for tensor in ours.state_dict().values())
     save_own(ours, tmp_path / "w.safetensors")
-    assert regard.load(tmp_path / "w.safetensors", "cpu").model.config.stem == "conv"
+    assert load_classifier(tmp_path / "w.safetensors", device="cpu").model.config.stem == "conv"

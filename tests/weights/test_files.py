@@ -8,6 +8,7 @@ import re
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,10 @@ def timm_state(**fields) -> dict[str, torch.Tensor]:
     return write_names(ours.state_dict(), ours.config, TIMM)[0]
 
 
+def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
+
+
 @pytest.fixture
 def mark(tmp_path):
     """The file that running the payload would make; it must never be."""
@@ -63,16 +68,16 @@ def test_a_pickle_that_runs_code_is_refused_in_any_file(ending, kind, mark, tmp_
         path.write_bytes(pickle.dumps({"model": Payload(mark)}))
     else:
         torch.save({"model": timm_state(), "x": Payload(mark)}, path, _use_new_zipfile_serialization=kind == "archive")
-    for use in (regard.create, regard.load):
+    for use in (lambda file: regard.create(weights=file), regard.load):
         with pytest.raises(RunError, match=r"posix\.system, which is running code: refused|damaged") as caught:
-            use(weights=path) if use is regard.create else use(path)
+            use(path)
     if kind != "bare" or ending == ".safetensors":
         assert "refused" in str(caught.value)
         assert "do not trust" in str(caught.value)
 
 
 def test_a_pickle_inside_an_npz_is_refused(mark, tmp_path):
-    np.savez(tmp_path / "w.npz", **{"embedding/kernel": np.array([Payload(mark)], dtype=object)})
+    save_arrays(tmp_path / "w.npz", {"embedding/kernel": np.array([Payload(mark)], dtype=object)})
     with pytest.raises(RunError, match=r"'embedding/kernel' is a pickle, which can run code: refused"):
         regard.create(weights=tmp_path / "w.npz")
 
@@ -91,7 +96,7 @@ def test_plain_settings_beside_the_weights_are_no_danger(tmp_path):
 def test_a_truncated_file_is_damaged(ending, share, tmp_path):
     path, state = tmp_path / f"w{ending}", timm_state()
     if ending == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in state.items()})
+        save_arrays(path, {name: tensor.numpy() for name, tensor in state.items()})
     elif ending == ".pth":
         torch.save(state, path)
     else:
@@ -211,7 +216,7 @@ def test_what_shapes_do_not_show_is_compared_too(tmp_path):
     """The same numbers in other heads or patches answer something else."""
     ours = model(heads=4)
     tensors, _ = write_names(ours.state_dict(), ours.config, GOOGLE)
-    np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    save_arrays(tmp_path / "w.npz", {name: tensor.numpy() for name, tensor in tensors.items()})
     assert regard.create(weights=tmp_path / "w.npz", quiet=True).config.heads == 4
     with pytest.raises(RunError, match="heads: 8 here, 4 in the file"):
         regard.create(weights=tmp_path / "w.npz", heads=8)
@@ -275,7 +280,8 @@ def test_an_empty_kernel_is_a_difference(tmp_path):
 def test_parts_that_together_unpack_to_far_more_than_they_are_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SURE", 2**20)
     for name in "abc":
-        np.savez_compressed(tmp_path / f"{name}.npz", **{name: np.zeros(100_000, np.float32)})
+        arrays: dict[str, Any] = {name: np.zeros(100_000, np.float32)}
+        np.savez_compressed(tmp_path / f"{name}.npz", **arrays)
         assert set(open_file(tmp_path / f"{name}.npz").tensors) == {name}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: f"{name}.npz" for name in "ab"}}))
@@ -350,7 +356,7 @@ def test_a_shape_that_no_transform_takes_is_a_difference_not_a_crash(tmp_path):
     arrays = {name: t.numpy() for name, t in write_names(ours.state_dict(), ours.config, GOOGLE)[0].items()}
     for name in list(arrays):
         for shape in ((3,), (2, 2, 2), ()):
-            np.savez(tmp_path / "w.npz", **arrays | {name: np.ones(shape, np.float32)})
+            save_arrays(tmp_path / "w.npz", arrays | {name: np.ones(shape, np.float32)})
             with pytest.raises(RegardError):
                 regard.create(weights=tmp_path / "w.npz")
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +19,7 @@ from regard.weights.load import name_of
 from regard.weights.names import detect
 from regard.weights.vit import write_names
 from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION
+from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, save_own
 from tests.weights.test_files import model, timm_state
 
@@ -61,7 +60,7 @@ def test_another_size_resamples_the_positions_and_says_so(file):
     assert torch.equal(made.positions.table[:1], table[:1])
     assert torch.equal(made.positions.table[1:], resample_grid(table[1:], (3, 3), (2, 5)))
     assert_close(made.eval()(picture(16, 40)).logits, plain(picture(16, 40)).logits)
-    predictor = regard.load(file, device="cpu", quiet=True)
+    predictor = load_classifier(file, device="cpu", quiet=True)
     assert predictor.preparation.size == (24, 24)
 
 
@@ -169,7 +168,7 @@ def test_turning_is_nothing_a_foreign_file_knows(file):
 
 def test_a_predictor_is_told_its_heads(tmp_path):
     save_file(timm_state(width=48), tmp_path / "w.safetensors")
-    assert regard.load(tmp_path / "w.safetensors", "cpu", quiet=True, heads=3).model.config.heads == 3
+    assert load_classifier(tmp_path / "w.safetensors", "cpu", quiet=True, heads=3).model.config.heads == 3
 
 
 def test_a_rectangle_needs_its_size_said(tmp_path):
@@ -183,7 +182,7 @@ def test_a_folder_as_timm_publishes_it_says_size_and_normalisation(tmp_path):
     save_file(timm_state(size=(24, 40)), tmp_path / "model.safetensors")
     about = '{"input_size": [3, 24, 40], "mean": [0.5, 0.4, 0.3], "std": [1, 2, 3]}'
     (tmp_path / "config.json").write_text(f'{{"architecture": "vit", "pretrained_cfg": {about}}}')
-    predictor = regard.load(tmp_path, device="cpu", quiet=True)
+    predictor = load_classifier(tmp_path, device="cpu", quiet=True)
     assert predictor.preparation.size == (24, 40)
     assert (predictor.preparation.mean, predictor.preparation.std) == ((0.5, 0.4, 0.3), (1.0, 2.0, 3.0))
 
@@ -201,7 +200,7 @@ def test_classes_of_the_same_name_are_told_apart(tmp_path):
     """As ImageNet's two cranes: a prediction has one probability a name."""
     labels = '{"0": "crane", "1": "a", "2": "crane", "3": "crane (2)", "4": "b"}'
     folder = hf_folder(tmp_path / "hf", f'{{"model_type": "vit", "id2label": {labels}}}')
-    predictor = regard.load(folder, "cpu", quiet=True)
+    predictor = load_classifier(folder, "cpu", quiet=True)
     assert predictor.classes == ("crane (0)", "a", "crane (2) (2)", "crane (2) (3)", "b")
     answer = predictor.predict(torch.rand(3, 24, 24))
     assert len(answer.probs) == 5
@@ -221,7 +220,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("text", PROCESSORS)
 def test_images_are_scaled_and_normalised_as_the_preprocessor_says(text, tmp_path):
-    predictor = regard.load(hf_folder(tmp_path / "hf", preprocessor=text), "cpu", quiet=True)
+    predictor = load_classifier(hf_folder(tmp_path / "hf", preprocessor=text), "cpu", quiet=True)
     mean, std = PROCESSORS[text]
     assert predictor.preparation.mean == pytest.approx((mean,) * 3)
     assert predictor.preparation.std == pytest.approx((std,) * 3)
@@ -239,7 +238,7 @@ def test_images_are_scaled_and_normalised_as_the_preprocessor_says(text, tmp_pat
 @pytest.mark.parametrize("factor", ["0", "-1", '"x"', "NaN", "1e300", "null"])
 def test_a_scale_that_makes_no_picture_is_refused(factor, tmp_path):
     with pytest.raises(RegardError, match=r"rescale_factor cannot be(.|\n)*preprocessor_config\.json"):
-        regard.load(hf_folder(tmp_path / "hf", preprocessor=f'{{"rescale_factor": {factor}}}'))
+        load_classifier(hf_folder(tmp_path / "hf", preprocessor=f'{{"rescale_factor": {factor}}}'))
 
 
 def test_an_assumed_eps_does_not_deny_the_config_beside_it(tmp_path):
@@ -346,43 +345,34 @@ def test_other_positions_are_written_as_a_table(positions, tmp_path):
     assert_close(again(picture(24, 24)).logits, ours(picture(24, 24)).logits)
 
 
-def command(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "regard", *map(str, words)],
-        cwd=cwd, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def test_the_command_says_what_it_read_changed_and_wrote(file):
-    done = command(
-        "convert", "w.safetensors", "w.npz", "--to", "google", "--classes", 3, "--size", 16, 40, cwd=file.parent
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_command_says_what_it_read_changed_and_wrote(file, cli, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    code, said, error = cli("convert", "w.safetensors", "w.npz", "--to", "google", "--classes", 3, "--size", 16, 40)
+    assert code == 0, error
     for words in (
         "w.safetensors: timm names",
         "2×5 patches",
         "3 classes is all zeros",
         "w.npz: google names, 40 tensors",
     ):
-        assert words in done.stdout
+        assert words in said
     with np.load(file.parent / "w.npz") as stored:
         assert stored["head/kernel"].shape == (64, 3)
         assert stored["Transformer/posembed_input/pos_embedding"].shape == (1, 11, 64)
-    again = command("convert", "w.safetensors", "w.npz", "--to", "google", cwd=file.parent)
-    assert again.returncode == 2
-    assert "exists already" in again.stderr
-    assert "Traceback" not in again.stderr
-    square = command("convert", "w.safetensors", "t.safetensors", "--to", "torchvision", "--size", 32, cwd=file.parent)
-    assert square.returncode == 0, square.stderr
+    code, _, error = cli("convert", "w.safetensors", "w.npz", "--to", "google")
+    assert code == 2
+    assert "exists already" in error
+    assert "Traceback" not in error
+    code, _, error = cli("convert", "w.safetensors", "t.safetensors", "--to", "torchvision", "--size", 32)
+    assert code == 0, error
     assert load_file(file.parent / "t.safetensors")["encoder.pos_embedding"].shape == (1, 17, 64)
 
 
-def test_the_command_refuses_zero_rather_than_dropping_it(file):
+def test_the_command_refuses_zero_rather_than_dropping_it(file, cli):
     for flag, message in (("--heads", "heads must be at least 1, not 0"), ("--size", "size=0 does not fit")):
-        done = command("convert", "w.safetensors", "w.npz", "--to", "google", flag, 0, cwd=file.parent)
-        assert done.returncode == 2, done.stdout
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        code, said, error = cli("convert", file, file.parent / "w.npz", "--to", "google", flag, 0)
+        assert code == 2, said
+        assert message in error
     assert not (file.parent / "w.npz").exists()
 
 
@@ -407,10 +397,10 @@ def test_a_published_dinov2_with_registers(tmp_path):
 @pytest.mark.parametrize("to", ["timm", "torchvision", "hf", "regard"])
 def test_a_run_converted_and_read_back_answers_the_same(run_folder, digit_files, tmp_path, to):
     """Heads, class names and normalisation come along, though the tensors do not say them."""
-    own = regard.load(run_folder).predict(digit_files / "3.png")
+    own = load_classifier(run_folder).predict(digit_files / "3.png")
     out = tmp_path / ("folder" if to == "hf" else "file.safetensors")
     convert(run_folder, out, to=to)
-    again = regard.load(out, quiet=True).predict(digit_files / "3.png")
+    again = load_classifier(out, quiet=True).predict(digit_files / "3.png")
     assert again.label == own.label
     assert again.confidence == pytest.approx(own.confidence, abs=1e-5)
 

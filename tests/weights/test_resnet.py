@@ -1,6 +1,7 @@
 """Residual networks both ways with transformers, and in the names that torchvision and timm share."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.errors import ConfigError, RunError
 from regard.weights import convert
+from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, randomise, save_own
 
 KINDS = ("basic", "bottleneck", "bit")
@@ -60,7 +62,7 @@ def test_a_model_saved_by_transformers_answers_the_same(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_back_to_transformers_every_tensor_of_a_resnet_is_equal(kind, tmp_path):
-    theirs = reference(kind)
+    theirs: Any = reference(kind)
     theirs.save_pretrained(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "ours.safetensors", to="regard", size=(64, 48))
     convert(tmp_path / "ours.safetensors", tmp_path / "back", to="hf")
@@ -91,7 +93,7 @@ def test_torchvisions_names_both_ways(kind, to, tmp_path):
     save_own(ours, tmp_path / "own.safetensors")
     convert(tmp_path / "own.safetensors", tmp_path / "back.safetensors", to=to)
     assert_equal(load_file(tmp_path / "back.safetensors"), state)
-    again = regard.load(tmp_path / "back.safetensors", device="cpu", quiet=True)
+    again = load_classifier(tmp_path / "back.safetensors", device="cpu", quiet=True)
     assert again.classes == tuple(f"class {n}" for n in range(5))
     assert again.preparation.mean == (0.5, 0.5, 0.5)
 
@@ -142,7 +144,7 @@ def test_settings_that_are_another_network_are_refused(kind, setting, tmp_path):
 
 
 def test_head_and_colours_adapt_and_it_is_said(tmp_path):
-    theirs = reference("basic")
+    theirs: Any = reference("basic")
     theirs.save_pretrained(tmp_path / "hf")
     ours = regard.create(weights=tmp_path / "hf", classes=7, channels=1, size=(64, 48), quiet=True).eval()
     assert "the head for 7 classes is all zeros" in ours.loaded.untrained[0]
@@ -158,7 +160,7 @@ def test_our_own_files_come_back(name, tmp_path):
     fields = {"width": 32, "blocks": (1, 1)} if name == "bit_r50x1" else {}
     model = randomise(regard.create(name, classes=3, size=(16, 16), **fields))
     regard.save(model, tmp_path / "m.safetensors")
-    again = regard.load(tmp_path / "m.safetensors", device="cpu").model
+    again = load_classifier(tmp_path / "m.safetensors", device="cpu").model
     assert again.config == model.config
     assert_equal(again.state_dict(), model.state_dict())
 

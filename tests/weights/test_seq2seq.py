@@ -1,6 +1,7 @@
 """Both ways with torch.nn.Transformer and with transformers' Marian, which is how Opus-MT models are stored."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def marian(kind: str = "shared", **fields) -> transformers.MarianMTModel:
             side.embed_positions.weight.copy_(positions)
             for layer in side.modules():
                 if isinstance(layer, nn.LayerNorm):
-                    layer.weight += 1
+                    layer.weight.add_(1)
     return model.eval()
 
 
@@ -150,7 +151,8 @@ def test_create_reads_a_marian_folder(tmp_path):
     assert isinstance(model, Transformer)
     assert model.loaded.format == "marian"
     assert torch.equal(model.embedding.weight, regard.create("transformer_base", weights=tmp_path).embedding.weight)
-    for arguments in ({"name": "vit_b16"}, {"classes": 3}, {"depth": 2}):
+    refused: tuple[dict[str, Any], ...] = ({"name": "vit_b16"}, {"classes": 3}, {"depth": 2})
+    for arguments in refused:
         with pytest.raises(ConfigError, match=r"config\.json says"):
             regard.create(weights=tmp_path, **arguments)
 
@@ -179,7 +181,7 @@ def pair(tmp_path_factory):
     return model.eval(), transformers.MarianMTModel.from_pretrained(folder).eval()
 
 
-def generated(reference: transformers.MarianMTModel, source: Tensor, **options) -> tuple[list[list[int]], Tensor]:
+def generated(reference: Any, source: Tensor, **options) -> tuple[list[list[int]], Any]:
     found = reference.generate(
         input_ids=source, attention_mask=source != PAD, max_length=40, bad_words_ids=[[PAD]], do_sample=False,
         return_dict_in_generate=True, output_scores=True, **options,

@@ -1,5 +1,7 @@
 """Both ways with Hugging Face transformers: ViT, DINOv2 with and without registers, DeiT; names of versions 4 and 5."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -7,9 +9,16 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.weights import convert
+from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, randomise, save_own
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8, "num_labels": 5}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "patch_size": 8,
+    "num_labels": 5,
+}
 KINDS = {
     "vit": (transformers.ViTForImageClassification, transformers.ViTConfig, {"intermediate_size": 48}),
     "dinov2": (transformers.Dinov2ForImageClassification, transformers.Dinov2Config, {"mlp_ratio": 2}),
@@ -105,8 +114,9 @@ def test_registers_without_layerscale_are_written_with_ones(tmp_path):
 
 
 def test_a_bare_backbone_has_a_head_of_zeros_and_says_so(tmp_path):
-    model, config, fields = transformers.ViTModel, transformers.ViTConfig, {"intermediate_size": 48, "image_size": 16}
-    theirs = randomise(model(config(**SMALL | fields)))
+    model, config = transformers.ViTModel, transformers.ViTConfig
+    fields: dict[str, Any] = {"intermediate_size": 48, "image_size": 16}
+    theirs = randomise(model(config(**SMALL, **fields)))
     theirs.save_pretrained(tmp_path / "hf")
     ours = regard.create(weights=tmp_path / "hf", classes=7, quiet=True).eval()
     assert ours.loaded.untrained == ("the head for 7 classes is all zeros: the file has none",)
@@ -132,7 +142,7 @@ def test_predicting_with_a_transformers_folder(tmp_path):
     (tmp_path / "hf" / "preprocessor_config.json").write_text(
         '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1.0, 2.0, 3.0]}'
     )
-    predictor = regard.load(tmp_path / "hf", device="cpu", quiet=True)
+    predictor = load_classifier(tmp_path / "hf", device="cpu", quiet=True)
     assert predictor.preparation.mean == (0.1, 0.2, 0.3)
     pixels = torch.rand(3, 16, 16)
     normal = (pixels - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([1.0, 2.0, 3.0])[:, None, None]

@@ -1,14 +1,16 @@
 """A translator: a stored Opus-MT model as transformers would run it, and the mean of a run's last epochs."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import regard
 from regard.errors import RunError
-from regard.tasks.translation.predictor import Translator
 from regard.weights import average
+from tests.conftest import SMALL_TRANSLATOR, write_pairs
 from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
-from tests.training.test_translation import SMALL, write_pairs
+from tests.loading import load_translator
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
@@ -17,7 +19,7 @@ def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path
     import transformers
 
     files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
-    tokenizer = transformers.MarianTokenizer(*files, source_lang="en")
+    tokenizer: Any = transformers.MarianTokenizer(*files, source_lang="en")
     torch.manual_seed(0)
     config = transformers.MarianConfig(
         vocab_size=tokenizer.vocab_size, decoder_vocab_size=tokenizer.vocab_size, d_model=32, encoder_layers=2,
@@ -26,12 +28,11 @@ def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path
         decoder_start_token_id=tokenizer.pad_token_id, forced_eos_token_id=None, scale_embedding=True,
         activation_function="swish", init_std=0.5,
     )  # fmt: skip
-    theirs = transformers.MarianMTModel._from_config(config, attn_implementation="eager").eval()
+    theirs: Any = transformers.MarianMTModel._from_config(config, attn_implementation="eager").eval()
     theirs.save_pretrained(tmp_path)
     for name in ("source.spm", "target.spm", "vocab.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    ours = regard.load(tmp_path)
-    assert isinstance(ours, Translator)
+    ours = load_translator(tmp_path)
     compared = 0
     for text in [*ENGLISH, *GERMAN]:
         numbers = tokenizer([text], return_tensors="pt")["input_ids"]
@@ -53,11 +54,11 @@ def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path
 
 def test_the_mean_of_the_last_epochs_is_a_translator_too(tmp_path):
     data = write_pairs(tmp_path / "data", 150)
-    run = regard.train(data, **SMALL, epochs=4, keep=3, out=tmp_path / "run")
+    run = regard.train(data, **SMALL_TRANSLATOR, epochs=4, keep=3, out=tmp_path / "run")
     kept = sorted((run.path / "checkpoints").glob("epoch-*.safetensors"))
     assert len(kept) == 3
-    expected = average([regard.load(path).model.state_dict() for path in kept[-2:]])
-    made = regard.load(run.path, average=2).model.state_dict()
+    expected = average([load_translator(path).model.state_dict() for path in kept[-2:]])
+    made = load_translator(run.path, average=2).model.state_dict()
     assert all(torch.equal(made[name], expected[name]) for name in expected)
     with pytest.raises(RunError, match="keeps the weights of 3 epochs"):
         regard.load(run.path, average=5)
