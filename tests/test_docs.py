@@ -10,10 +10,6 @@ import pytest
 
 from regard.cli import COMMANDS
 from tests.conftest import make_folder
-<<<<<<< HEAD
-from tests.conftest import write_pairs
-=======
->>>>>>> main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
