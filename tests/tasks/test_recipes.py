@@ -1,13 +1,15 @@
 """Every recipe says how to run it and what to expect, and trains."""
 
+from typing import Any
+
 import pytest
 
 import regard
 from regard import tasks
 from regard.run.settle import check_settings
 
-TINY = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
-IMAGES = TINY | {"patch": 4, "size": 16, "batch_size": 8}
+TINY: dict[str, Any] = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
+IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8}
 RECIPES = [(entry, name) for entry in tasks.TASKS for name in entry.recipes]
 every_recipe = pytest.mark.parametrize(("task", "name"), RECIPES, ids=[name for _, name in RECIPES])
 
@@ -30,9 +32,11 @@ def test_a_recipe_explains_itself_and_can_be_asked_for(task, name):
 def test_a_recipe_trains_a_tiny_model(task, name, picture_folder, pairs_folder, tmp_path):
     start = regard.pretrain if task.command == "pretrain" else regard.train
     text = task.config.takes == "text"
-    data, tiny = (pairs_folder, TINY | {"vocabulary": 300}) if text else (picture_folder, IMAGES)
+    data = pairs_folder if text else picture_folder
+    tiny: dict[str, Any] = {**TINY, "vocabulary": 300} if text else dict(IMAGES)
     if task.recipes[name]().optim.steps:
-        tiny = {setting: value for setting, value in tiny.items() if setting != "epochs"} | {"steps": 2}
+        tiny["steps"] = 2
+        del tiny["epochs"]
     run = start(data, recipe=name, out=tmp_path / "run", quiet=True, device="cpu", **tiny)
     assert all(figure["n"] > 0 for figure in run.read_json("summary.json")["figures"].values())
 
