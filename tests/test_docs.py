@@ -1,16 +1,15 @@
 """The README's commands run as written, and what the documents name exists."""
 
-import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from regard.cli import COMMANDS
 from tests.conftest import make_folder
-from tests.training.test_translation import write_pairs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,32 +19,39 @@ def blocks(language: str, text: str = README) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with `photos` of cats and dogs (of a kind) and `sentences`, and `regard` on the path."""
-    folder = tmp_path_factory.mktemp("readme")
-    make_folder(folder / "photos", per_class=20, classes=("cat", "dog"), side=40)
-    write_pairs(folder / "sentences", 200)
-    (folder / "bin").mkdir()
-    (folder / "bin" / "regard").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m regard "$@"\n')
-    (folder / "bin" / "regard").chmod(0o755)
-    return folder
+def commands(text: str) -> list[list[str]]:
+    """The words of every `regard` command in blocks of shell commands."""
+    lines = [line for block in blocks("bash", text) for line in block.splitlines() if line.startswith("regard ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
-def execute(words: list[str], place: Path) -> str:
-    path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        words, cwd=place, capture_output=True, text=True, env=os.environ | {"PATH": path}, timeout=300
-    )
-    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working folder with `photos` of cats and dogs (of a kind) and `sentences`."""
+    make_folder(tmp_path / "photos", per_class=20, classes=("cat", "dog"), side=40)
+    (tmp_path / "sentences").mkdir()
+    english, german = ["one", "two", "three", "four", "five"], ["eins", "zwei", "drei", "vier", "fünf"]
+    numbers = [(a, b, c) for a in range(5) for b in range(5) for c in range(5)]
+    for part, chosen in {"train": numbers[:85], "val": numbers[85:105], "test": numbers[105:]}.items():
+        for language, words in {"en": english, "de": german}.items():
+            lines = [" ".join(words[n] for n in line) for line in chosen]
+            (tmp_path / "sentences" / f"{part}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_commands_and_programs_of_the_readme_run_as_written(place):
-    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 15
-    for line in commands:
-        execute(["sh", "-c", line], place)
+def execute(program: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    exec(compile(program, "document", "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_commands_and_programs_of_the_readme_run_as_written(cli, capsys, place):
+    given = commands(README)
+    assert len(given) == 16
+    for words in given:
+        code, _, err = cli(*words)
+        assert code == 0, f"{words}\n{err}"
     assert (place / "answers.csv").read_text().count("\n") == 21
     assert (place / "why.png").stat().st_size > 5000
     assert (place / "inside.png").stat().st_size > 5000
@@ -54,7 +60,7 @@ def test_commands_and_programs_of_the_readme_run_as_written(place):
     assert (place / "runs" / "words" / "report.html").is_file()
     programs = blocks("python")
     assert len(programs) == 4
-    printed = [execute([sys.executable, "-c", program], place) for program in programs]
+    printed = [execute(program, capsys) for program in programs]
     assert (place / "map.png").stat().st_size > 5000
     promised = re.findall(r"# .*?(torch\.Size.*|\(\(.*?\)\))", programs[2])
     assert len(promised) == 2
@@ -63,27 +69,50 @@ def test_commands_and_programs_of_the_readme_run_as_written(place):
 
 
 @pytest.mark.long
-def test_commands_and_programs_of_the_transfer_page_run_as_written(place):
+def test_commands_and_programs_of_the_transfer_page_run_as_written(cli, capsys, place):
     text = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
-    commands = [line for block in blocks("bash", text) for line in block.splitlines() if line.startswith("regard ")]
-    assert len(commands) == 7
-    before = set((place / "runs").glob("**/transfer.json"))
-    for line in commands:
-        execute(["sh", "-c", line], place)
-    made = {path.parent.name for path in set((place / "runs").glob("**/transfer.json")) - before}
+    given = commands(text)
+    assert len(given) == 7
+    for words in given:
+        code, _, err = cli(*words)
+        assert code == 0, f"{words}\n{err}"
+    made = {path.parent.name for path in (place / "runs").glob("**/transfer.json")}
     assert made == {"first", "seed0", "seed1", "seed2", "decay", "probe", "upper", "lora"}
     (program,) = blocks("python", text)
-    assert execute([sys.executable, "-c", program], place).split() == re.findall(r"# (\S+)", program)
+    assert execute(program, capsys).split() == re.findall(r"# (\S+)", program)
 
 
-def test_every_other_command_in_the_readme_is_known():
-    """Inline commands: `make` targets exist, `regard` commands answer --help."""
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def test_make_targets_of_the_readme_exist():
     for target in re.findall(r"^make (\w+)", "\n".join(blocks("bash")), flags=re.MULTILINE):
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    for words in set(re.findall(r"`regard (\w+)[^`]*`", README)):
-        done = subprocess.run([sys.executable, "-m", "regard", words, "--help"], capture_output=True, text=True)
-        assert done.returncode == 0, words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_and_flags_that_are_named_exist(cli, document, monkeypatch):
+    """Every flag after a `regard` command is one of that command's, whatever the task."""
+    monkeypatch.setenv("COLUMNS", "100")
+    text = (ROOT / document).read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:.*-m )?regard (\w.*)$", "\n".join(blocks("bash", text)), flags=re.MULTILINE)
+    lines += re.findall(r"`regard (\w[^`]*)`", text)
+    for line in lines:
+        command, *words = line.split("#")[0].replace("\\", "").split()
+        assert command in COMMANDS, line
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help", "--help-all"}
+        if flags:
+            assert flags <= known_flags(cli, command), line
+
+
+def known_flags(cli, command: str) -> set[str]:
+    """The flags of a command; those of training are any setting's."""
+    words = (command, "--help-all") if command in ("train", "pretrain") else (command, "--help")
+    code, out, err = cli(*words)
+    assert code == 0, err
+    more = known_flags(cli, "train") if command == "study" else set()
+    return more | set(re.findall(r"(?<![\w-])--[a-z][\w-]*", out))
 
 
 def test_the_model_table_of_the_readme_is_the_registry():
@@ -94,9 +123,7 @@ def test_the_model_table_of_the_readme_is_the_registry():
     )
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_named_tests_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#]+)\)", text):

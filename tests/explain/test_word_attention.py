@@ -148,10 +148,10 @@ def test_kept_weights_come_back_within_half_a_255th():
         bound = exact.amax(-1, keepdim=True) * (0.5 / 255 + 1e-6)
         assert ((back.weights[kind] - exact).abs() <= bound).all()
     assert record["kinds"]["rollout"] == [1, 1, len(found.target.ids), len(found.source.ids)]
-    assert (record["text"], record["translation"]) == HOUSES
+    assert (record["text"], record["translated"]) == HOUSES
     size = len(record["data"])
     assert found.to_json(room=size) == found.to_json()
-    assert set(found.to_json(room=size - 1)) == {"text", "translation", "left_out"}
+    assert set(found.to_json(room=size - 1)) == {"text", "translated", "left_out"}
     for broken in ({}, record | {"data": record["data"][:40]}, record | {"kinds": {"cross": [1, 1, 2, 2]}}):
         with pytest.raises(RunError, match="no kept weights"):
             WordAttention.from_json(broken)

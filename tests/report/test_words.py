@@ -46,7 +46,7 @@ def page_data(page: str) -> list[dict]:
 def test_texts_cannot_break_out_of_the_page():
     hostile = "</script><script>alert('1')</script><!-- \" & a"
     item = record_words(translator().float(), TOKENIZERS, hostile, hostile).to_json()
-    left = {"text": hostile, "translation": hostile, "left_out": "does not fit"}
+    left = {"text": hostile, "translated": hostile, "left_out": "does not fit"}
     page = words_explorer([item | {"name": hostile, "verdict": hostile}, item, left])
     assert page.count("<script") == 2
     assert page.count("</script>") == 2

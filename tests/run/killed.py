@@ -1,12 +1,6 @@
-"""A training run that ends itself: python killed.py DATA OUT UPDATE SIGNAL WHERE SETTINGS(JSON).
+"""A training run that ends itself."""
 
-At the given update it sends itself the signal, as a cluster would; with UPDATE = -1 it runs to the end. Its state is
-saved at every update. A run that OUT holds is resumed.
-"""
-
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +10,10 @@ from regard.tasks.classification import task
 
 
 def main(data: str, out: str, update: int, signal: int, where: str, settings: dict) -> None:
+    """At the given update it sends itself the signal, as a cluster would; with update -1 it runs to the end.
+
+    Its state is saved at every update. A run that `out` holds is resumed.
+    """
     rate, figures, calls = loop.learning_rate, task.quick_figures, []
 
     def strike() -> None:
@@ -40,8 +38,3 @@ def main(data: str, out: str, update: int, signal: int, where: str, settings: di
     else:
         start = regard.pretrain if settings.pop("pretrain", False) else regard.train
         start(data, out=out, quiet=True, save_every=0.0, **settings)
-
-
-if __name__ == "__main__":
-    _, data, out, update, signal, where, settings = sys.argv
-    main(data, out, int(update), int(signal), where, json.loads(settings))

@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,8 @@ from regard.training.fits import _try_out
 from regard.training.step import Step
 from regard.training.stopping import STOP_FILE
 from tests.conftest import make_folder
+from tests.processes import finished, start
+from tests.run.killed import main
 from tests.training.test_training import quick, use_sgd
 
 SETTINGS = {
@@ -34,11 +34,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def killed(data, out, update, number, where="training", **settings) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).with_name("killed.py")
-    words = [str(data), str(out), str(update), str(int(number)), where, json.dumps(SETTINGS | settings)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, script, *words], env=environment, capture_output=True, text=True)
+def killed(data, out, update, number, where="training", **settings) -> int:
+    """The exit code of a run that sends itself a signal, if it does."""
+    said = Path(f"{out}.said")
+    process = start(main, str(data), str(out), update, int(number), where, SETTINGS | settings, said=said)
+    (code,) = finished(process)
+    print(said.read_text())
+    return code
 
 
 def weights(out, name="last"):
@@ -60,7 +62,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def reference(data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
-    assert killed(data, out, -1, 0).returncode == 0
+    assert killed(data, out, -1, 0) == 0
     return out
 
 
@@ -69,9 +71,9 @@ def test_killed_at_any_step_and_resumed_twice_with_other_workers(data, reference
     seed = random.SystemRandom().randrange(2**32)
     first, second = sorted(random.Random(seed).sample(range(steps), 2))
     print(f"killed at {first} and {second} of {steps} (seed {seed})")
-    assert killed(data, tmp_path / "run", first, signal.SIGKILL, workers=2).returncode == -signal.SIGKILL
-    assert killed(data, tmp_path / "run", second, signal.SIGKILL, workers=0).returncode == -signal.SIGKILL
-    assert killed(data, tmp_path / "run", -1, 0, workers=1).returncode == 0
+    assert killed(data, tmp_path / "run", first, signal.SIGKILL, workers=2) == -signal.SIGKILL
+    assert killed(data, tmp_path / "run", second, signal.SIGKILL, workers=0) == -signal.SIGKILL
+    assert killed(data, tmp_path / "run", -1, 0, workers=1) == 0
     assert same(reference, tmp_path / "run")
     columns = [0, 1, 3, 4, 5, 6]  # all but the seconds
     ours, whole = (
@@ -82,42 +84,39 @@ def test_killed_at_any_step_and_resumed_twice_with_other_workers(data, reference
 
 
 def test_sigterm_in_the_middle_of_an_accumulation(data, tmp_path):
-    assert killed(data, tmp_path / "whole", -1, 0, accumulate=3).returncode == 0
-    stopped = killed(data, tmp_path / "run", 4, signal.SIGTERM, accumulate=3)
-    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
-    assert killed(data, tmp_path / "run", -1, 0, accumulate=3).returncode == 0
+    assert killed(data, tmp_path / "whole", -1, 0, accumulate=3) == 0
+    assert killed(data, tmp_path / "run", 4, signal.SIGTERM, accumulate=3) == 128 + signal.SIGTERM
+    assert killed(data, tmp_path / "run", -1, 0, accumulate=3) == 0
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_ctrl_c_saves_and_the_run_can_be_used_and_resumed(data, reference, tmp_path, where):
-    stopped = killed(data, tmp_path / "run", 2, signal.SIGINT, where)
-    assert "KeyboardInterrupt" in stopped.stderr
+    assert killed(data, tmp_path / "run", 2, signal.SIGINT, where) == 130
     assert (tmp_path / "run" / "checkpoints" / "state.safetensors").exists()
     if where == "evaluation":  # the second one, so one epoch is whole
         assert regard.load(tmp_path / "run").predict(data / "red" / "00.png").label in ("red", "blue")
         assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
-    assert killed(data, tmp_path / "run", -1, 0).returncode == 0
+    assert killed(data, tmp_path / "run", -1, 0) == 0
     assert same(reference, tmp_path / "run")
     assert "resume" in (tmp_path / "run" / "command.txt").read_text()
 
 
 def test_fine_tuning_with_lora_resumes_too(data, reference, tmp_path):
     """The kept weights are merged, the state is not; and the weights it began with may be gone by then."""
-    start = shutil.copy(reference / "checkpoints" / "best.safetensors", tmp_path / "start.safetensors")
-    settings = {"weights": str(start), "lora": 2, "layer_decay": 0.8, "optimizer": "adamw"}
-    assert killed(data, tmp_path / "whole", -1, 0, **settings).returncode == 0
-    assert killed(data, tmp_path / "run", 3, signal.SIGKILL, **settings).returncode == -signal.SIGKILL
+    begun = shutil.copy(reference / "checkpoints" / "best.safetensors", tmp_path / "start.safetensors")
+    settings = {"weights": str(begun), "lora": 2, "layer_decay": 0.8, "optimizer": "adamw"}
+    assert killed(data, tmp_path / "whole", -1, 0, **settings) == 0
+    assert killed(data, tmp_path / "run", 3, signal.SIGKILL, **settings) == -signal.SIGKILL
     (tmp_path / "start.safetensors").unlink()
-    resumed = killed(data, tmp_path / "run", -1, 0, **settings)
-    assert resumed.returncode == 0, resumed.stderr
+    assert killed(data, tmp_path / "run", -1, 0, **settings) == 0
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
 def test_killed_before_anything_was_saved_it_begins_anew(data, reference, tmp_path):
-    assert killed(data, tmp_path / "run", 0, signal.SIGKILL).returncode == -signal.SIGKILL
+    assert killed(data, tmp_path / "run", 0, signal.SIGKILL) == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert killed(data, tmp_path / "run", -1, 0).returncode == 0
+    assert killed(data, tmp_path / "run", -1, 0) == 0
     assert same(reference, tmp_path / "run")
 
 

@@ -18,7 +18,8 @@ import torch
 
 import regard
 import regard.training.loop as loop
-from regard.training.distributed import whole
+from regard.training.distributed import unshard
+from regard.training.gradients import Gradients
 from regard.training.step import Step
 
 
@@ -28,10 +29,10 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     seen: dict = {"losses": {}, "samples": {}, "gradient": None}
-    rate, batches, step, apply = loop.learning_rate, loop.Training.batches, Step.whole, Step.apply
+    rate, batches, step, apply = loop.learning_rate, loop.Training.batches, Step.train_step, Gradients.apply
 
     def learning_rate(done, *rest):
-        if done == update and rank == ranks - 1 and not seen.get("judging"):
+        if done == update and rank == ranks - 1:
             struck = Path(f"{out}.struck")
             if case == "stop":
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -44,26 +45,26 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
         return rate(done, *rest)
 
     def watched_batches(self):
-        for part, numbers, count in batches(self):
-            if part[2] > 0:
-                seen["samples"].setdefault(str(self.history.epoch), []).extend(numbers)
+        for batch in batches(self):
+            if batch.share > 0:
+                seen["samples"].setdefault(str(self.history.epoch), []).extend(batch.numbers)
             seen["training"] = self
-            yield part, numbers, count
+            yield batch
 
-    def watched_step(self, parts):
-        loss, bad = step(self, parts)
+    def watched_step(self, group):
+        loss, bad = step(self, group)
         training = seen["training"]
         seen["losses"][str(training.history.updates)] = self.world.sums([float(loss)])[0]
         return loss, bad
 
     def watched_apply(self):
         if seen["gradient"] is None:
-            full = [whole(p.grad) for p in self.model.parameters() if p.grad is not None]
+            full = [unshard(p.grad) for p in self.model.parameters() if p.grad is not None]
             seen["gradient"] = torch.cat([g.flatten() for g in full]).tolist()
         return apply(self)
 
     loop.learning_rate, loop.Training.batches = learning_rate, watched_batches
-    Step.whole, Step.apply = watched_step, watched_apply
+    Step.train_step, Gradients.apply = watched_step, watched_apply
     try:
         yield
     finally:
@@ -71,11 +72,15 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
         Path(f"{out}.{ranks}.{rank}.json").write_text(json.dumps(seen))
 
 
-if __name__ == "__main__":
-    _, data, out, case, update, settings = sys.argv
+def main(data: str, out: str, case: str, update: int, settings: dict) -> None:
     try:
-        with watching(out, case, int(update)):
-            regard.train(data, out=out, quiet=True, resume=True, save_every=0.0, **json.loads(settings))
+        with watching(out, case, update):
+            regard.train(data, out=out, quiet=True, resume=True, save_every=0.0, **settings)
     except regard.RegardError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    _, data, out, case, update, settings = sys.argv
+    main(data, out, case, int(update), json.loads(settings))

@@ -1,7 +1,5 @@
 """Pre-training on images without labels: reproducible, stoppable anywhere, and of use to what comes after."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,17 +12,18 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import regard
-from regard.config import PretrainConfig
 from regard.data import open_source, scan, split
 from regard.errors import ConfigError, DataError
-from regard.report import write_report
+from regard.tasks.pretraining.loss import MaskedPatches
 from regard.weights import open_weights
-from tests.conftest import make_folder
+from tests import processes
+from tests.conftest import make_folder, settings_of
+from tests.run import killed
 from tests.training.test_training import final_weights, same
 
 SETTINGS = {
-    "depth": 2, "epochs": 3, "batch_size": 8, "size": 16, "explain": 2, "device": "cpu", "dropout": 0.1, "drop_path": 0.2,
-    "decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2,
+    "depth": 2, "epochs": 3, "batch_size": 8, "size": 16, "explain": 2, "device": "cpu", "dropout": 0.1,
+    "drop_path": 0.2, "decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2,
 }  # fmt: skip
 
 
@@ -55,10 +54,10 @@ def test_a_run_folder_says_what_was_done(finished):
     held = {p.relative_to(finished.path).as_posix() for p in finished.path.rglob("*") if p.is_file()}
     assert held == {
         "config.json", "command.txt", "environment.json", "data.json", "splits.csv", "metrics.csv", "summary.json",
-        "report.html", "figures/curves.svg", "figures/reconstructions.png", "checkpoints/best.safetensors",
+        "predictions.csv", "report.html", "figures/curves.svg", "figures/reconstructions.png", "checkpoints/best.safetensors",
         "checkpoints/best-decoder.safetensors", "checkpoints/last.safetensors", "checkpoints/state.safetensors",
     }  # fmt: skip
-    assert isinstance(finished.read_config()[1], PretrainConfig)
+    assert finished.read_config().task == "pretraining"
     rows, summary = finished.read_rows("metrics.csv"), finished.read_json("summary.json")
     assert summary["split"] == "val"
     best = min(rows, key=lambda row: float(row["val_loss"]))
@@ -70,7 +69,7 @@ def test_a_run_folder_says_what_was_done(finished):
 
 def test_a_report_is_drawn_anew_from_the_files(finished):
     before = (finished.path / "report.html").read_bytes()
-    write_report(finished)
+    regard.api.report(finished)
     assert (finished.path / "report.html").read_bytes() == before
 
 
@@ -81,7 +80,7 @@ def test_it_learns_to_fill_in(pictures, tmp_path):
 
 def test_the_best_is_chosen_by_the_smallest_loss(pictures, tmp_path, monkeypatch):
     given = iter([0.7, 0.5, 0.6])
-    monkeypatch.setattr("regard.pretraining.Pretraining.judge", lambda *_: {"loss": next(given)})
+    monkeypatch.setattr("regard.tasks.pretraining.task.Task.validate", lambda *_: {"loss": next(given)})
     run = quick(pictures, tmp_path / "run", explain=0, keep=3)
     assert run.read_json("summary.json")["best_epoch"] == 2
     assert same(final_weights(run, "best"), final_weights(run, "epoch-0002"))
@@ -108,7 +107,7 @@ def test_checkpoints_hold_the_encoder_for_what_comes_after(finished, tmp_path):
 def test_features_alone_predict_nothing_and_say_so(finished, pictures, picture_folder):
     predictor = regard.load(finished.path, quiet=True)
     for asked in (predictor.predict, predictor.explain):
-        with pytest.raises(ConfigError, match="tells no classes apart"):
+        with pytest.raises(ConfigError, match="pre-trained without labels"):
             asked(pictures / "00.png")
     with pytest.raises(ConfigError, match="regard probe"):
         regard.evaluate(finished.path, picture_folder, quiet=True)
@@ -121,14 +120,14 @@ def test_the_same_seed_gives_the_same_weights_with_any_workers_and_any_batch_ord
 
 
 @pytest.mark.parametrize("update", [4, 7])
-def test_killed_and_gone_on_with_it_ends_with_the_very_weights(pictures, finished, tmp_path, update):
-    script = Path(__file__).with_name("killed.py")
-    settings = json.dumps(SETTINGS | {"pretrain": True})
-    words = [sys.executable, script, str(pictures), str(tmp_path / "run")]
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # other sums would round otherwise
+def test_killed_and_resumed_it_ends_with_the_very_weights(pictures, finished, tmp_path, update):
     number = signal.SIGKILL if update == 7 else signal.SIGTERM
-    stopped = subprocess.run([*words, str(update), str(int(number)), "training", settings], env=environment)
-    assert stopped.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    settings = SETTINGS | {"pretrain": True}
+    process = processes.start(
+        killed.main, str(pictures), str(tmp_path / "run"), update, int(number), "training", settings,
+        OMP_NUM_THREADS=torch.get_num_threads(),  # other sums would round otherwise
+    )  # fmt: skip
+    assert processes.finished(process) == [-number if number == signal.SIGKILL else 128 + number]
     run = regard.resume(tmp_path / "run", quiet=True)
     for name in ("best", "last", "best-decoder"):
         assert same(final_weights(finished, name), final_weights(run, name)), name
@@ -137,12 +136,10 @@ def test_killed_and_gone_on_with_it_ends_with_the_very_weights(pictures, finishe
 
 
 def test_accumulated_and_in_pieces_it_is_the_same_loss(pictures, tmp_path, monkeypatch):
-    from regard.tasks import MaskedPatches
-
     original = MaskedPatches.loss
 
     def scarce(task, output, targets):
-        if len(targets) > 4 and output.predicted.requires_grad:
+        if len(targets["patch_order"]) > 4 and output.predicted.requires_grad:
             raise torch.OutOfMemoryError("out of memory")
         return original(task, output, targets)
 
@@ -198,7 +195,7 @@ def test_split_folders_may_hold_images_themselves(pictures, tmp_path):
     ("settings", "what"),
     [
         ({"stem": "conv"}, "stem='conv' cannot be pre-trained"),
-        ({"mixup": 0.2}, "mixup is not for pre-training"),
+        ({"mixup": 0.2}, "has no setting 'mixup'"),
         ({"recipe": "cifar"}, "'cifar' is not for this"),
         ({"mask": 1.5}, "mask=1.5"),
         ({"size": 4, "patch": 4}, "leaves 0 of 1 patches"),
@@ -223,7 +220,7 @@ def test_no_images_is_an_error(tmp_path):
         quick(tmp_path / "empty", tmp_path / "run")
 
 
-def test_the_command_line_pretrains_and_goes_on(pictures, tmp_path):
+def test_the_command_line_pretrains_and_resumes(pictures, tmp_path):
     words = [sys.executable, "-m", "regard"]
     flags = ["--depth", "1", "--size", "16", "--epochs", "1", "--mask", "0.5", "--explain", "1", "--quiet"]
     done = subprocess.run(
@@ -231,7 +228,7 @@ def test_the_command_line_pretrains_and_goes_on(pictures, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "reconstruction loss" in done.stdout
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config = settings_of(tmp_path / "run")
     assert config["mask"] == {"value": 0.5, "origin": "flag"}
     assert config["recipe"]["value"] == "mae_small"
     assert "regard pretrain" in (tmp_path / "run" / "command.txt").read_text()

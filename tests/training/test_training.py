@@ -199,16 +199,8 @@ def test_volumes_train_evaluate_and_explain(tmp_path):
     volumes = draw.integers(0, 60, (40, 8, 8, 8), dtype=np.uint8)
     volumes[labels == 1, :4] += 150
     np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
-    run = regard.train(
-        tmp_path / "v.npz",
-        model="vit3d_nano",
-        patch=4,
-        epochs=8,
-        batch_size=8,
-        explain=1,
-        out=tmp_path / "run",
-        quiet=True,
-    )
+    settings = {"model": "vit3d_nano", "patch": 4, "epochs": 8, "batch_size": 8, "explain": 1, "quiet": True}
+    run = regard.train(tmp_path / "v.npz", out=tmp_path / "run", **settings)
     assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
     explained = regard.load(run.path).explain(torch.from_numpy(volumes[1])[None])
     assert explained.map.shape == (8, 8, 8)

@@ -14,11 +14,15 @@ from torch.nn import functional as F
 
 import regard
 from regard.cli import main
-from regard.config import RunConfig
+from regard.data.batch import Batch
 from regard.errors import ConfigError, RegardError
 from regard.nn.lora import add_lora, merged
+from regard.settings import Transfer
+from regard.tasks.classification.loss import CrossEntropy
+from regard.tasks.classification.settings import Config
 from regard.training import adapt, layer_numbers, make_optimizers
 from regard.training.step import Step
+from tests.conftest import settings_of
 from tests.weights.parity import assert_close, picture, randomise
 
 QUICK = {"epochs": 1, "batch_size": 8, "explain": 0, "quiet": True, "device": "cpu", "flip": False, "crop": "none"}
@@ -43,6 +47,10 @@ def small(**fields) -> nn.Module:
     return regard.create("vit_nano", classes=3, **{"size": 16, "depth": 3} | fields)
 
 
+def two_pictures() -> Batch:
+    return Batch({"image": picture(16, 16)}, {"probabilities": torch.eye(3)[:2]})
+
+
 def kept(run, name="last") -> dict[str, torch.Tensor]:
     return load_file(run.checkpoint(name))
 
@@ -62,7 +70,7 @@ def test_a_run_starts_as_the_pretrained_network_with_a_head_of_zeros(pretrained,
     assert said["format"] == "hf"
     assert said["untrained"] == ["the head for 2 classes is all zeros: the file's is for 5"]
     assert "**Pre-training.** Started from" in (run.path / "model_card.md").read_text(encoding="utf-8")
-    config = run.read_json("config.json")
+    config = settings_of(run)
     assert config["model"]["origin"] == config["depth"]["origin"] == "weights"
     assert (config["width"]["value"], config["depth"]["value"], config["patch"]["value"]) == (32, 3, [8, 8])
     assert config["recipe"] == {"value": "paper_finetune", "origin": "auto"}
@@ -105,7 +113,7 @@ def test_a_recipe_changes_the_rates_and_not_the_shape(picture_folder, tmp_path):
     assert (config.patch, config.width, config.pool, config.size) == ((4, 4), 64, "class", (16, 16))
     assert not config.rope
     assert config.drop_path == 0.1
-    assert run.read_json("config.json")["rope"] == {"value": False, "origin": "weights"}
+    assert settings_of(run)["rope"] == {"value": False, "origin": "weights"}
 
 
 def test_what_no_tensor_shows_is_kept_too(picture_folder, tmp_path):
@@ -114,7 +122,7 @@ def test_what_no_tensor_shows_is_kept_too(picture_folder, tmp_path):
     run = regard.train(picture_folder, weights=tmp_path / "own.safetensors", out=tmp_path / "run", **QUICK)
     config = regard.load(run.path).model.config
     assert (config.rope, config.norm) == (True, "post")
-    assert run.read_json("config.json")["rope"] == {"value": True, "origin": "weights"}
+    assert settings_of(run)["rope"] == {"value": True, "origin": "weights"}
     for asked in ({"rope": False}, {"norm": "pre"}):
         with pytest.raises(RegardError, match=f"{next(iter(asked))}: "):
             regard.train(picture_folder, weights=run.path, out=tmp_path / "no", **QUICK | asked)
@@ -147,7 +155,7 @@ def test_the_command_line_says_from(spelt, picture_folder, tmp_path, monkeypatch
     ])  # fmt: skip
     regard.save(small(), tmp_path / "own.safetensors")
     main()
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config = settings_of(tmp_path / "run")
     assert config["weights"] == {"value": str(tmp_path / "own.safetensors"), "origin": "flag"}
     assert config["depth"] == {"value": 3, "origin": "weights"}
 
@@ -170,10 +178,10 @@ def test_sgd_is_the_formula_of_momentum():
 def test_rates_fall_from_the_head_to_the_stem(kind):
     """depth 3 at 0.5: BEiT's exponents, 4 for the stem down to 0 for norm and head."""
     model = small(registers=2)
-    adapt(model, RunConfig(layer_decay=0.5))
-    step = Step(model, None, RunConfig(optimizer=kind, lr=1.0, layer_decay=0.5), torch.device("cpu"))
+    adapt(model, Transfer(layer_decay=0.5))
+    step = Step(model, CrossEntropy(), Config.of(optimizer=kind, lr=1.0, layer_decay=0.5), torch.device("cpu"))
     step.set_lr(0.8)
-    rates = {id(p): group["lr"] for group in step.groups() for p in group["params"]}
+    rates = {id(p): group["lr"] for group in step.gradients.groups() for p in group["params"]}
     by_hand = {
         "class_token": 0.05, "registers": 0.05, "positions": 0.05, "patches": 0.05,
         "blocks.0": 0.1, "blocks.1": 0.2, "blocks.2": 0.4, "norm": 0.8, "head": 0.8,
@@ -181,7 +189,7 @@ def test_rates_fall_from_the_head_to_the_stem(kind):
     for name, parameter in model.named_parameters():
         (expected,) = [rate for start, rate in by_hand.items() if name == start or name.startswith(f"{start}.")]
         assert rates[id(parameter)] == pytest.approx(expected), name
-    assert sum(len(g["params"]) for g in step.groups()) == len(list(model.parameters())), "in one group each"
+    assert sum(len(g["params"]) for g in step.gradients.groups()) == len(list(model.parameters())), "in one group each"
 
 
 def test_one_decayed_step_moves_each_layer_by_its_factor():
@@ -190,10 +198,10 @@ def test_one_decayed_step_moves_each_layer_by_its_factor():
     for decay in (1.0, 0.5):
         model = randomise(small())
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        config = RunConfig(optimizer="sgd", lr=0.1, weight_decay=0.0, layer_decay=decay, clip=0.0)
-        step = Step(model, regard.tasks.Classification(), config, torch.device("cpu"))
+        config = Config.of(optimizer="sgd", lr=0.1, weight_decay=0.0, layer_decay=decay, clip=0.0)
+        step = Step(model, CrossEntropy(), config, torch.device("cpu"))
         step.set_lr(0.1)
-        step.whole([(picture(16, 16), torch.eye(3)[:2], 1.0)])
+        step.train_step([two_pictures()])
         moved[decay] = {name: p.detach() - before[name] for name, p in model.named_parameters()}
     depths = layer_numbers(model)
     assert {depths["positions.table"], depths["blocks.2.mlp.up.bias"], depths["head.bias"]} == {0, 3, 4}
@@ -227,19 +235,19 @@ def test_what_is_frozen_is_equal_to_the_bit_after_training(picture_folder, tmp_p
 
 def test_frozen_parts_have_no_gradient_no_state_and_no_dropout():
     model = small(dropout=0.5, drop_path=0.5)
-    adapt(model, RunConfig(freeze=2))
+    adapt(model, Transfer(weights="w", freeze=2))
     model.eval()
     model.train()
     trains = [name for name, module in model.named_modules() if isinstance(module, nn.Dropout) and module.training]
     assert trains == ["blocks.2.mlp.drop", "blocks.2.drop"]
-    step = Step(model, regard.tasks.Classification(), RunConfig(), torch.device("cpu"))
-    step.gradients([(picture(16, 16), torch.eye(3)[:2], 1.0)])
+    step = Step(model, CrossEntropy(), Config(), torch.device("cpu"))
+    step.gradients.backward([two_pictures()])
     learns = {name for name, p in model.named_parameters() if p.grad is not None}
     assert {name.split(".")[0] for name in learns} == {"blocks", "norm", "head"}
     assert {name for name in learns if name.startswith("blocks.")} == {
         name for name, _ in model.named_parameters() if name.startswith("blocks.2.")
     }
-    step.apply()
+    step.gradients.apply()
     assert sum(len(optimizer.state) for optimizer in step.optimizers) == len(learns)
 
 
@@ -320,12 +328,12 @@ def test_blocks_with_lora_share_their_compiled_graph():
     ("settings", "words"),
     [
         ({"freeze": 4}, "4 is more blocks than the model's 3"),
-        ({"freeze": -1}, "negative"),
+        ({"freeze": -1}, "freeze=-1 is too small"),
         ({"freeze": "some"}, "freeze cannot be 'some'"),
         ({"lora": 0}, "lora=0 is too small"),
         ({"lora": 65}, "more than the width of 64"),
         ({"lora": 2, "freeze": 1}, "choose one"),
-        ({"layer_decay": 0.0}, "layer_decay=0.0 is out of range"),
+        ({"layer_decay": 0.0}, "layer_decay=0.0 is too small"),
         ({"layer_decay": 1.5}, "layer_decay=1.5 is out of range"),
         ({"model": "vit_b16"}, "not this model's"),
         ({"depth": 2}, "not this model's"),

@@ -6,10 +6,10 @@ Which flags there are depends on the task: first the words that every run has ar
 from __future__ import annotations
 
 import argparse
-import ast
 import shutil
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +18,7 @@ from regard.errors import ConfigError, did_you_mean
 from regard.settings import Group, RunConfig
 
 ALIASES = {"weights": ("--from",)}
+CONSTANTS = {"true": True, "false": False, "none": None}
 MODEL_FIELDS = "fields of the model (default: its own)"
 
 
@@ -98,10 +99,10 @@ def _reader(kind: Any, name: str) -> Any:
     def read(word: str) -> Any:
         if word in _choices(kind) or (texts and not {int, float} & set(options)):
             return None if word == "None" and type(None) in options and str not in options else word
-        try:
-            return ast.literal_eval(word)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return word
+        for number in (int, float):
+            with suppress(ValueError):
+                return number(word)
+        return CONSTANTS.get(word.lower(), word)
 
     read.__name__ = name
     return read
@@ -173,7 +174,8 @@ def checked_options(group: type[Group], given: dict[str, Any], task: str) -> dic
 def parse(parser: Parser, words: Sequence[str], known: Iterable[str] = ()) -> dict[str, Any]:
     """What the words name; a flag that does not exist is an error with a suggestion."""
     values, rest = parser.parse_known_args(list(words))
-    given = {name: _single(value) for name, value in vars(values).items()}
+    positional = {action.dest for action in parser._get_positional_actions()}
+    given = {name: value if name in positional else _single(value) for name, value in vars(values).items()}
     if rest:
         flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
         word = next((word for word in rest if word.startswith("--")), rest[0])

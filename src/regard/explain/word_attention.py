@@ -159,7 +159,7 @@ class WordAttention:
         """
         parts = {kind: self.weights.get(kind, self.rollout()[None, None]) for kind in self.kinds}
         data = pack(parts.values())
-        record = {"text": self.source.text, "translation": self.target.text}
+        record = {"text": self.source.text, "translated": self.target.text}
         if len(data) > room:
             tokens = len(self.source.ids) + len(self.target.ids)
             return record | {"left_out": f"the attention over {tokens} tokens does not fit"}

@@ -15,12 +15,12 @@ def words_explorer(items: list[dict[str, Any]]) -> str:
 
     >>> words_explorer([])
     ''
-    >>> words_explorer([{"text": "a < b", "translation": "c", "left_out": "does not fit"}])
+    >>> words_explorer([{"text": "a < b", "translated": "c", "left_out": "does not fit"}])
     '<p>Not shown here: a &lt; b → c (does not fit).</p>'
     """
     shown, missing = [], []
     for item in items:
-        name = item.get("name") or f"{item['text']} → {item['translation']}"
+        name = item.get("name") or f"{item['text']} → {item['translated']}"
         if "left_out" in item:
             missing.append(f"{name} ({item['left_out']})")
         else:

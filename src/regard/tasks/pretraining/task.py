@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class Task(ImageTask):
 class Encoder(ImagePredictor):
     """What `regard.load` gives for a pre-trained network: features, and nothing to predict."""
 
-    def require_answers(self) -> None:
+    def require_answers(self) -> NoReturn:
         raise ConfigError(
             "the network was pre-trained without labels: there is nothing to predict",
             do="fine-tune it (`regard train DATA --from RUN`), or use `regard probe`",

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from regard import scaling
+from regard.run import ray
 
 
 def work(job: dict) -> None:
@@ -17,19 +17,20 @@ def work(job: dict) -> None:
     import subprocess
 
     import ranks
-    import regard.scaling
+
+    import regard.run.ray
 
     out = job["settings"]["out"]
     if os.environ["RANK"] == "0" and shutil.which("ss"):
         listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout
         Path(f"{out}.sockets").write_text(listening)
     with ranks.watching(out, "kill", job["update"]):
-        regard.scaling.train_here({name: value for name, value in job.items() if name != "update"})
+        regard.run.ray.train_here({name: value for name, value in job.items() if name != "update"})
 
 
 if __name__ == "__main__":
     _, data, out, update, settings = sys.argv
-    fit = scaling._fit
-    scaling.train_here = work  # what is defined in the program itself, Ray hands on by value
-    scaling._fit = lambda job, *rest: fit(job | {"update": int(update)}, *rest)
-    scaling.train_on_ray(data, out=out, processes=2, restarts=1, quiet=True, save_every=0.0, **json.loads(settings))
+    fit = ray._fit
+    ray.train_here = work  # what is defined in the program itself, Ray hands on by value
+    ray._fit = lambda job, *rest: fit(job | {"update": int(update)}, *rest)
+    ray.train_on_ray(data, out=out, processes=2, restarts=1, quiet=True, save_every=0.0, **json.loads(settings))
