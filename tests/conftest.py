@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads w
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def settings_of(run) -> dict[str, dict]:
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ZAHLEN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
-SMALL_TRANSLATOR = {
+SMALL_TRANSLATOR: dict[str, Any] = {
     "model": "transformer_nano", "width": 32, "depth": 1, "heads": 2, "mlp": 64, "vocabulary": 300,
     "batch_tokens": 256, "explain": 2, "quiet": True, "device": "cpu",
 }  # fmt: skip
@@ -96,7 +97,8 @@ def digit_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("digits")
-    for n, image in enumerate(load_digits().images[:5]):
+    digits: Any = load_digits()
+    for n, image in enumerate(digits.images[:5]):
         Image.fromarray((image * 255 / 16).round().astype(np.uint8)).save(folder / f"{n}.png")
     return folder
 

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_settings_need_no_torch():
 
 
 def test_flat_settings_find_their_group():
-    config = IMAGES.of(lr=0.5, batch_size="auto", flip=False, loss="bce", size=32, seed=3)
+    config: Any = IMAGES.of(lr=0.5, batch_size="auto", flip=False, loss="bce", size=32, seed=3)
     assert (config.optim.lr, config.data.batch_size, config.augment.flip) == (0.5, "auto", False)
     assert (config.task.loss, config.general.seed, config.model.shape) == ("bce", 3, {"size": 32})
     assert config.flat()["size"] == 32

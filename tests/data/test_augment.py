@@ -17,6 +17,7 @@ from regard.run.runner import prepare
 from regard.run.settle import settle
 from regard.settings import Augment
 from regard.task import Job
+from regard.tasks.images import ImageTask
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (12, 3, 16, 16), dtype=np.uint8))
 LABELS, NUMBERS = torch.arange(12) % 3, torch.arange(100, 112)
@@ -131,6 +132,7 @@ def planned(dataset, **settings) -> Augmenter:
     task = entry.load()
     config, origins = settle(entry, task, dataset, {"model": "vit_nano"} | settings)
     made = task(Job(config, origins, dataset, task.split(dataset, config)[0]))
+    assert isinstance(made, ImageTask)
     prepare(made, Progress(True))
     return made.augmenter()
 

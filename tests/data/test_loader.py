@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_closing_ends_the_workers_at_once(picture_folder):
     data.cache.clear()
     before = set(multiprocessing.active_children())
     loader = Loader(Images(data, (12, 10), 3), list(range(24)), 5, shuffle=4, workers=2)
-    half_read = loader.epoch(0)
+    half_read: Any = loader.epoch(0)
     next(half_read)
     assert len(set(multiprocessing.active_children()) - before) == 2
     loader.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_duplicates_within_and_across_splits_are_found(tmp_path):
         Image.fromarray(np.random.default_rng(seed).integers(0, 255, (20, 20, 3), np.uint8)).save(file)
     Image.open(tmp_path / "train/red/00.png").save(tmp_path / "test/blue/copy.bmp")
     found = scan(open_source(tmp_path))
-    splits = [s.split for s in found.source.samples]
+    splits = [s.split or "" for s in found.source.samples]
     crossing = [{found.source.samples[i].key for i in group} for group in found.crossing(splits)]
     assert {"train/red/00.png", "test/blue/copy.bmp"} in crossing
     assert len(found.conflicting()) == 1
@@ -301,5 +302,6 @@ def test_many_files_are_read_by_processes_and_one_that_dies_is_named(tmp_path, m
     many = scan(source)
     assert many.digests[:100] == few.digests
     assert len(many.cache) == 600
+    reader: Any = source.reader
     with pytest.raises(DataError, match="was killed"):
-        scan(dataclasses.replace(source, reader=Deadly(source.reader.paths)))
+        scan(dataclasses.replace(source, reader=Deadly(reader.paths)))

@@ -5,6 +5,7 @@ import torch
 
 from regard import tasks
 from regard.data import Sample, Source, keep_some, open_source, scan, split
+from regard.data.dataset import Dataset
 from regard.data.scanner import Scan
 from regard.data.text import Corpus
 from regard.errors import DataError
@@ -18,7 +19,7 @@ def made(samples: list[Sample], classes=("a", "b"), digests=None) -> Scan:
     return Scan(source, digests=digests or [str(n) for n in range(len(samples))])
 
 
-def grouped(kind: str, groups: int = 60) -> tuple[object, list[int]]:
+def grouped(kind: str, groups: int = 60) -> tuple[Dataset, list[int]]:
     """Data of one kind in groups of two to five samples that must stay together, and the group of each sample."""
     group = [g for g in range(groups) for _ in range(2 + g % 4)]
     count = len(group)
@@ -144,7 +145,7 @@ def test_some_training_images_are_drawn_nested_and_as_many_of_each_class():
         Sample(str(n), 0 if n < 60 else 2 if n < 96 else 1, "test" if n % 10 == 9 else "train") for n in range(100)
     ]
     found = made(samples, classes=("a", "b", "c"))
-    given = [sample.split for sample in samples]
+    given = [sample.split or "" for sample in samples]
     draws = {count: keep_some(found, given, count, seed=0) for count in (3, 9, 10, 40, given.count("train"))}
     before: set[int] = set()
     for count, names in draws.items():

@@ -17,6 +17,7 @@ from regard.explain.attention_store import keep_attention, record_attention
 from regard.nn import Tape
 from regard.report.explorer import explorer
 from regard.weights import Run
+from tests.loading import load_classifier
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -58,7 +59,7 @@ def sharp(name: str = "vit_nano", **fields):
 
 
 def test_a_run_keeps_the_attention_of_its_explained_images(run_folder):
-    predictor, source = regard.load(run_folder), open_source("digits")
+    predictor, source = load_classifier(run_folder), open_source("digits")
     images = json.loads((run_folder / "explain" / "explanations.json").read_text())
     for number, maps in enumerate(images, start=1):
         (index,) = (n for n, sample in enumerate(source.samples) if sample.key == maps[0]["name"])

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import regard
 import regard.training.loop as loop
@@ -19,7 +20,7 @@ def main(data: str, out: str, update: int, signal: int, where: str, settings: di
         if update >= 0:
             os.kill(os.getpid(), signal)
 
-    def learning_rate(done: int, *rest: float) -> float:
+    def learning_rate(done: int, *rest: Any) -> float:
         if done == update and where == "training":
             strike()
         return rate(done, *rest)

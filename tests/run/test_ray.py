@@ -63,6 +63,7 @@ def test_ctrl_c_has_a_run_on_ray_saved(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
     try:
         said = list(itertools.takewhile(lambda line: "training step" not in line, process.stdout))
         process.send_signal(signal.SIGINT)
@@ -71,6 +72,7 @@ def test_ctrl_c_has_a_run_on_ray_saved(tmp_path):
         process.kill()
     assert process.returncode == 130, said
     state = load_state(out / "checkpoints" / "state.safetensors")
+    assert state is not None
     assert 0 < state.about["history"]["updates"] < 300_000
     assert not list(tmp_path.glob(".*-ray-*"))
 

@@ -137,6 +137,7 @@ def test_where_no_signal_comes_a_file_stops_a_run(picture_folder, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         quick(picture_folder, tmp_path / "run", epochs=3)
     state = load_state(tmp_path / "run" / "checkpoints" / "state.safetensors")
+    assert state is not None
     assert state.about["history"]["updates"] == 1
 
 

@@ -1,13 +1,15 @@
 """Every recipe says how to run it and what to expect, and trains."""
 
+from typing import Any
+
 import pytest
 
 import regard
 from regard import tasks
 from regard.run.settle import check_settings
 
-TINY = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
-IMAGES = TINY | {"patch": 4, "size": 16, "batch_size": 8}
+TINY: dict[str, Any] = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
+IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8}
 CHOSEN = {
     "paper_finetune", "default", "mae", "mae_small", "dates", "regression", "regression_small", "regression_finetune",
 }  # fmt: skip
@@ -33,14 +35,16 @@ def test_a_recipe_explains_itself_and_can_be_asked_for(task, name):
 @every_recipe
 def test_a_recipe_trains_a_tiny_model(task, name, picture_folder, pairs_folder, tmp_path):
     start = regard.pretrain if task.command == "pretrain" else regard.train
-    data, tiny = picture_folder, IMAGES
+    data: Any = picture_folder
+    tiny: dict[str, Any] = dict(IMAGES)
     if task.name == "translation":
-        data, tiny = pairs_folder, TINY | {"vocabulary": 300}
+        data, tiny = pairs_folder, {**TINY, "vocabulary": 300}
     if task.name == "regression":
-        data, tiny = picture_folder / "ages.csv", IMAGES | {"column": "age"}
+        data, tiny = picture_folder / "ages.csv", {**IMAGES, "column": "age"}
         data.write_text("path,age\n" + "\n".join(f"{c}/{n:02d}.png,{n}" for c in ("red", "blue") for n in range(12)))
     if task.recipes[name]().optim.steps:
-        tiny = {setting: value for setting, value in tiny.items() if setting != "epochs"} | {"steps": 2}
+        tiny["steps"] = 2
+        del tiny["epochs"]
     run = start(data, recipe=name, out=tmp_path / "run", quiet=True, device="cpu", **tiny)
     figures = run.read_json("summary.json")["figures"]
     assert figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ import regard
 from regard.config import to_dict
 from regard.data.batch import Batch
 from regard.errors import ConfigError, DataError
+from regard.tasks.images import ImagePredictor
 from regard.tasks.regression.evaluation import compare_numbers, number_figures
 from regard.tasks.regression.loss import NumberError
 from regard.weights import Run
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "depth": 1,
     "width": 32,
     "heads": 2,
@@ -51,7 +53,7 @@ def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run(discs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "radius"
-    return regard.train(discs, column="radius", epochs=12, out=out, **SETTINGS | {"explain": 2}).path
+    return regard.train(discs, column="radius", epochs=12, out=out, **{**SETTINGS, "explain": 2}).path
 
 
 def test_figures_are_scikit_learns() -> None:
@@ -206,6 +208,8 @@ def test_it_starts_from_the_weights_of_a_classifier(discs: Path, tmp_path: Path)
     made = regard.train(
         discs, column="radius", weights=weights, epochs=1, out=tmp_path / "tuned", quiet=True, explain=0
     )
-    config = regard.load(made.path).model.config
+    predictor = regard.load(made.path)
+    assert isinstance(predictor, ImagePredictor)
+    config = predictor.model.config
     assert to_dict(config)["classes"] == 1
     assert (made.path / "transfer.json").is_file()

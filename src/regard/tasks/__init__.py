@@ -26,6 +26,8 @@ class Entry:
 
     name: str
     command: str = "train"
+    public_weights: bool = False
+    """Whether weights that name no task, as published ones do, are read as this one's."""
 
     @property
     def settings(self) -> Any:
@@ -44,9 +46,9 @@ class Entry:
 
 
 TASKS = (
-    Entry("translation"),
+    Entry("translation", public_weights=True),
     Entry("regression"),
-    Entry("classification"),
+    Entry("classification", public_weights=True),
     Entry("pretraining", command="pretrain"),
 )
 """In the order in which they are asked whether data is theirs."""
@@ -105,10 +107,10 @@ def of_run(path: str | Path) -> Entry | None:
 
 
 def for_weights(name: str, model: str) -> Entry:
-    """The task of a checkpoint; of others' weights, which name none, the first that takes such models."""
+    """The task of a checkpoint; of public weights, which name none, the one that such models are published for."""
     from regard import registry
 
     if name:
         return find(name)
     inputs = registry.config_class(model).inputs
-    return next(entry for entry in TASKS if entry.config.takes == inputs)
+    return next(entry for entry in TASKS if entry.public_weights and entry.config.takes == inputs)
