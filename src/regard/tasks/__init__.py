@@ -49,7 +49,7 @@ TASKS = (
     Entry("classification"),
     Entry("pretraining", command="pretrain"),
 )
-"""In the order in which they are asked whether data is theirs."""
+"""In the order in which they are asked whether data is theirs: the most general last."""
 
 DATA_NAMES = {"digits": "1,797 hand-written digits", "dates": "dates and numbers to translate"}
 """Data that comes with the package."""
@@ -105,10 +105,10 @@ def of_run(path: str | Path) -> Entry | None:
 
 
 def for_weights(name: str, model: str) -> Entry:
-    """The task of a checkpoint; of others' weights, which name none, the first that takes such models."""
+    """The task of a checkpoint; of others' weights, which name none, the most general one that takes such models."""
     from regard import registry
 
     if name:
         return find(name)
     inputs = registry.config_class(model).inputs
-    return next(entry for entry in TASKS if entry.config.takes == inputs)
+    return [entry for entry in TASKS if entry.command == "train" and entry.config.takes == inputs][-1]
