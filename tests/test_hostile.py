@@ -42,7 +42,7 @@ def test_a_class_with_one_image(refused, tmp_path):
     make_folder(tmp_path / "data")
     make_folder(tmp_path / "more", per_class=1, classes=("rare",))
     (tmp_path / "more" / "rare").rename(tmp_path / "data" / "rare")
-    refused("train", "data", *TRAIN, said=("'rare' has 1 independent image",))
+    refused("train", "data", *TRAIN, said=("'rare' has too few independent images",))
     assert not (tmp_path / "run").exists()
 
 

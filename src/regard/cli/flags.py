@@ -70,7 +70,7 @@ def add_setting(parser: Any, name: str, kind: Any, help: str | None, default: An
 
 def _shown(help: str, default: Any) -> str:
     """A help text with the default, unless the text says it or there is none."""
-    if default in (None, MISSING, ()) or "Default:" in help:
+    if default in (None, MISSING, (), "") or "Default:" in help:
         return help.replace("%", "%%")
     value = f"{default:g}" if isinstance(default, float) else default
     return f"{help.removesuffix('.')} (default: {value}).".replace("%", "%%")
@@ -187,7 +187,7 @@ def parse(parser: Parser, words: Sequence[str], known: Iterable[str] = ()) -> di
 
 
 def _single(value: Any) -> Any:
-    """One number for all axes, or a tuple; words stay a list."""
-    if isinstance(value, list) and not any(isinstance(item, str) for item in value):
+    """One number for all axes, or a tuple."""
+    if isinstance(value, list):
         return value[0] if len(value) == 1 else tuple(value)
     return value

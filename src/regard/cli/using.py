@@ -63,7 +63,7 @@ def run_eval(words: Sequence[str]) -> None:
 
 def run_predict(words: Sequence[str]) -> None:
     """Predict: label images, estimate numbers, translate sentences."""
-    parser = Parser(prog="regard predict", description="Predict: label images, translate sentences.")
+    parser = Parser(prog="regard predict", description="Predict: label images, estimate numbers, translate sentences.")
     parser.add_argument(
         "run", help="Run folder or checkpoint file; for translation also the folder of an Opus-MT model."
     )

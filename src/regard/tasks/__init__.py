@@ -51,7 +51,7 @@ TASKS = (
     Entry("classification", public_weights=True),
     Entry("pretraining", command="pretrain"),
 )
-"""In the order in which they are asked whether data is theirs."""
+"""In the order in which they are asked whether data is theirs: the most general last."""
 
 DATA_NAMES = {"digits": "1,797 hand-written digits", "dates": "dates and numbers to translate"}
 """Data that comes with the package."""

@@ -18,6 +18,7 @@ class NumberData(ImageData):
         "",
         "Column of the table that holds the number to predict; several separated by commas: age,weight.",
         common=True,
+        opens=True,
     )
 
     @property
