@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One task: its name, which is its folder's, and the command that trains it."""
+    """One task: its name, which is its folder's, the command that trains it, and whether public weights are for it."""
 
     name: str
     command: str = "train"
+    public: bool = False
 
     @property
     def settings(self) -> Any:
@@ -44,9 +45,9 @@ class Entry:
 
 
 TASKS = (
-    Entry("translation"),
+    Entry("translation", public=True),
     Entry("regression"),
-    Entry("classification"),
+    Entry("classification", public=True),
     Entry("pretraining", command="pretrain"),
 )
 """In the order in which they are asked whether data is theirs."""
@@ -105,10 +106,10 @@ def of_run(path: str | Path) -> Entry | None:
 
 
 def for_weights(name: str, model: str) -> Entry:
-    """The task of a checkpoint; of others' weights, which name none, the first that takes such models."""
+    """The task of a checkpoint; of public weights, which name none, the one for such models."""
     from regard import registry
 
     if name:
         return find(name)
     inputs = registry.config_class(model).inputs
-    return next(entry for entry in TASKS if entry.config.takes == inputs)
+    return next(entry for entry in TASKS if entry.public and entry.config.takes == inputs)
