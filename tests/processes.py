@@ -38,6 +38,7 @@ def _work(target: Callable[..., None], arguments: tuple[Any, ...], said: Path | 
         with said.open("a") as file:
             os.dup2(file.fileno(), 2)
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
+    multiprocessing.set_start_method("fork", force=True)  # as usual: its own processes must end when it is killed
     os.environ.update({name: str(value) for name, value in environment.items()})
     importlib.import_module("torch").set_num_threads(int(environment.get("OMP_NUM_THREADS", 1)))
     try:

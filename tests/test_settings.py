@@ -183,3 +183,10 @@ def test_a_group_alone_checks_itself():
         Machine(save_every=-1.0)
     with pytest.raises(ConfigError, match="timeout"):
         RunConfig.of(timeout=0.0)
+
+
+def test_every_kind_of_model_has_one_task_for_public_weights():
+    kinds = {registry.config_class(name).inputs for name in registry.MODELS}
+    assert sorted(entry.config.takes for entry in tasks.TASKS if entry.public) == sorted(kinds)
+    assert tasks.for_weights("", "vit_b16").name == "classification"
+    assert tasks.for_weights("regression", "vit_b16").name == "regression"

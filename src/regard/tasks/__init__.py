@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One task: its name, which is its folder's, and the command that trains it."""
+    """One task: its name, which is its folder's, the command that trains it, and whether public weights are for it."""
 
     name: str
     command: str = "train"
