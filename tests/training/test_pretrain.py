@@ -54,8 +54,8 @@ def test_a_run_folder_says_what_was_done(finished):
     held = {p.relative_to(finished.path).as_posix() for p in finished.path.rglob("*") if p.is_file()}
     assert held == {
         "config.json", "command.txt", "environment.json", "data.json", "splits.csv", "metrics.csv", "summary.json",
-        "predictions.csv", "report.html", "figures/curves.svg", "figures/reconstructions.png", "checkpoints/best.safetensors",
-        "checkpoints/best-decoder.safetensors", "checkpoints/last.safetensors", "checkpoints/state.safetensors",
+        "predictions.csv", "report.html", "figures/curves.svg", "figures/reconstructions.png",
+        "checkpoints/best.safetensors", "checkpoints/best-decoder.safetensors", "checkpoints/last.safetensors", "checkpoints/state.safetensors",
     }  # fmt: skip
     assert finished.read_config().task == "pretraining"
     rows, summary = finished.read_rows("metrics.csv"), finished.read_json("summary.json")
@@ -92,6 +92,7 @@ def test_checkpoints_hold_the_encoder_for_what_comes_after(finished, tmp_path):
     checkpoint, report = open_weights(finished.path, classes=5, size=24)
     assert "all zeros" in report.untrained[0]
     assert checkpoint.config["classes"] == 5
+    assert checkpoint.preparation is not None
     assert checkpoint.preparation.size == (24, 24)
     assert same({k: v for k, v in checkpoint.weights.items() if not k.startswith("head.")}, weights), (
         "sinusoidal positions have no table to resample"
