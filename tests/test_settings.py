@@ -27,11 +27,11 @@ def test_flat_names_are_unique(task):
 
 
 @every_task
-def test_a_name_has_one_kind_of_value_in_all_tasks(task):
+def test_a_name_is_in_the_same_group_in_all_tasks(task):
     for other in tasks.TASKS:
-        theirs = {entry.name: (group, kind) for group, entry, kind in other.config.entries()}
-        for group, entry, kind in task.config.entries():
-            assert theirs.get(entry.name, (group, kind)) == (group, kind), entry.name
+        theirs = {entry.name: group for group, entry, _ in other.config.entries()}
+        for group, entry, _ in task.config.entries():
+            assert theirs.get(entry.name, group) == group, entry.name
 
 
 @every_task

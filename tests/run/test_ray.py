@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("ray")
     data, alone, out = make_folder(place / "pictures", per_class=15), place / "alone", place / "deep" / "run"
     assert launch(1, data, alone)[0] == [0]
-    script = Path(__file__).with_name("on_ray.py")
+    script = Path(__file__).parents[1] / "training" / "on_ray.py"
     words = [sys.executable, script, str(data), str(out), str(STRUCK), json.dumps(SETTINGS)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     home = place / "home"

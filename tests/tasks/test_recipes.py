@@ -10,6 +10,10 @@ from regard.run.settle import check_settings
 
 TINY: dict[str, Any] = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
 IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8}
+CHOSEN = {
+    "paper_finetune", "default", "mae", "mae_small", "dates", "regression", "regression_small", "regression_finetune",
+}  # fmt: skip
+"""Recipes that are chosen by what is given."""
 RECIPES = [(entry, name) for entry in tasks.TASKS for name in entry.recipes]
 every_recipe = pytest.mark.parametrize(("task", "name"), RECIPES, ids=[name for _, name in RECIPES])
 
@@ -23,7 +27,7 @@ def test_names_of_recipes_are_unique_over_tasks():
 def test_a_recipe_explains_itself_and_can_be_asked_for(task, name):
     text = task.recipes[name].__doc__ or ""
     assert f"regard {task.command}" in text or "regard demo" in text
-    if name not in ("paper_finetune", "default", "mae", "mae_small", "dates"):  # those that are chosen by what is given
+    if name not in CHOSEN:
         assert f"--recipe {name}" in text
     check_settings(task, {"recipe": name})
 
@@ -31,14 +35,20 @@ def test_a_recipe_explains_itself_and_can_be_asked_for(task, name):
 @every_recipe
 def test_a_recipe_trains_a_tiny_model(task, name, picture_folder, pairs_folder, tmp_path):
     start = regard.pretrain if task.command == "pretrain" else regard.train
-    text = task.config.takes == "text"
-    data = pairs_folder if text else picture_folder
-    tiny: dict[str, Any] = {**TINY, "vocabulary": 300} if text else dict(IMAGES)
+    data: Any = picture_folder
+    tiny: dict[str, Any] = dict(IMAGES)
+    if task.name == "translation":
+        data, tiny = pairs_folder, {**TINY, "vocabulary": 300}
+    if task.name == "regression":
+        data, tiny = picture_folder / "ages.csv", {**IMAGES, "column": "age"}
+        data.write_text("path,age\n" + "\n".join(f"{c}/{n:02d}.png,{n}" for c in ("red", "blue") for n in range(12)))
     if task.recipes[name]().optim.steps:
         tiny["steps"] = 2
         del tiny["epochs"]
     run = start(data, recipe=name, out=tmp_path / "run", quiet=True, device="cpu", **tiny)
-    assert all(figure["n"] > 0 for figure in run.read_json("summary.json")["figures"].values())
+    figures = run.read_json("summary.json")["figures"]
+    assert figures
+    assert all(figure["n"] > 0 for figure in figures.values())
 
 
 def test_recipes_of_papers_are_what_the_papers_say():

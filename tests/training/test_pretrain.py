@@ -1,8 +1,6 @@
 """Pre-training on images without labels: reproducible, stoppable anywhere, and of use to what comes after."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +53,8 @@ def test_a_run_folder_says_what_was_done(finished):
     assert held == {
         "config.json", "command.txt", "environment.json", "data.json", "splits.csv", "metrics.csv", "summary.json",
         "predictions.csv", "report.html", "figures/curves.svg", "figures/reconstructions.png",
-        "checkpoints/best.safetensors", "checkpoints/best-decoder.safetensors", "checkpoints/last.safetensors", "checkpoints/state.safetensors",
+        "checkpoints/best.safetensors", "checkpoints/best-decoder.safetensors",
+        "checkpoints/last.safetensors", "checkpoints/state.safetensors",
     }  # fmt: skip
     assert finished.read_config().task == "pretraining"
     rows, summary = finished.read_rows("metrics.csv"), finished.read_json("summary.json")
@@ -221,25 +220,23 @@ def test_no_images_is_an_error(tmp_path):
         quick(tmp_path / "empty", tmp_path / "run")
 
 
-def test_the_command_line_pretrains_and_resumes(pictures, tmp_path):
-    words = [sys.executable, "-m", "regard"]
-    flags = ["--depth", "1", "--size", "16", "--epochs", "1", "--mask", "0.5", "--explain", "1", "--quiet"]
-    done = subprocess.run(
-        [*words, "pretrain", str(pictures), "--out", str(tmp_path / "run"), *flags], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "reconstruction loss" in done.stdout
-    config = settings_of(tmp_path / "run")
+def test_the_command_line_pretrains_and_resumes(pictures, tmp_path, cli):
+    out = tmp_path / "run"
+    flags = ("--depth", 1, "--size", 16, "--epochs", 1, "--mask", 0.5, "--explain", 1, "--quiet")
+    code, said, err = cli("pretrain", pictures, "--out", out, *flags)
+    assert code == 0, err
+    assert "reconstruction loss" in said
+    config = settings_of(out)
     assert config["mask"] == {"value": 0.5, "origin": "flag"}
     assert config["recipe"]["value"] == "mae_small"
-    assert "regard pretrain" in (tmp_path / "run" / "command.txt").read_text()
-    (tmp_path / "run" / "report.html").unlink()
-    done = subprocess.run([*words, "resume", str(tmp_path / "run")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "report.html").is_file()
-    done = subprocess.run([*words, "pretrain", str(pictures), "--stem", "conv"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "to do: use --stem patch" in done.stderr
+    assert "regard pretrain" in (out / "command.txt").read_text()
+    (out / "report.html").unlink()
+    code, _, err = cli("resume", out)
+    assert code == 0, err
+    assert (out / "report.html").is_file()
+    code, _, err = cli("pretrain", pictures, "--stem", "conv")
+    assert code == 2
+    assert "to do: use --stem patch" in err
 
 
 def test_a_dry_run_writes_nothing(pictures, tmp_path, capsys):

@@ -14,6 +14,8 @@ class Dataset(Protocol):
 
     samples_word: ClassVar[str]
     """What the samples are, in the plural."""
+    whole_tests: ClassVar[bool]
+    """Whether a test set that the data names is scored whole, as published figures are, seen samples included."""
 
     @property
     def path(self) -> str:

@@ -45,6 +45,7 @@ class Scan:
     """What was asked to be read."""
 
     samples_word: ClassVar[str] = "images"
+    whole_tests: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

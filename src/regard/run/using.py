@@ -85,11 +85,13 @@ def evaluate(
 
 
 def choose_samples(dataset: Dataset, split: str | None, seen: set[int], progress: Progress) -> list[int]:
-    """The samples to test on. Only if a split is asked for by name may some of them have been seen."""
+    """The samples to test on. Some may have been seen only in a split asked for by name, or a test set kept whole."""
     given, word = dataset.given_splits(), dataset.samples_word
     names = sorted({name for name in given if name})
+    tests = [name for name in names if name.startswith("test")]
+    if split is None and tests and dataset.whole_tests:
+        split = tests[0]
     if split is None:
-        tests = [name for name in names if name.startswith("test")]
         wanted = [i for i, name in enumerate(given) if not tests or name == tests[0]]
         new = [i for i in wanted if i not in seen]
         if len(new) < len(wanted):

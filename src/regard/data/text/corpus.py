@@ -53,6 +53,7 @@ class Corpus:
 
     path: str = ""
     samples_word: ClassVar[str] = "pairs"
+    whole_tests: ClassVar[bool] = True
 
     @property
     def tested(self) -> bool:
