@@ -64,7 +64,8 @@ def watching(out: str, case: str, update: int) -> Iterator[None]:
         return apply(self)
 
     loop.learning_rate, loop.Training.batches = learning_rate, watched_batches
-    Step.train_step, Gradients.apply = watched_step, watched_apply
+    setattr(Step, "train_step", watched_step)  # noqa: B010
+    Gradients.apply = watched_apply
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from regard.run.runner import read_config
 from regard.run.settle import settle
 from regard.training import Muon, make_optimizers
 from regard.training.optim import orthogonalised
+from tests.loading import load_classifier
 
 
 @pytest.mark.parametrize(("name", "start"), [("resnet_nano", "stages."), ("mlp_nano", ("layers.1.", "layers.2."))])
@@ -80,7 +81,7 @@ def test_a_resnet_trains_is_loaded_predicts_and_is_reported(tmp_path):
     assert "Grad-CAM" in page
     assert "Rollout" not in page
     assert "Not shown here" not in page
-    predictor = regard.load(run.path, device="cpu")
+    predictor = load_classifier(run.path, device="cpu")
     assert predictor.model.config.stem == "small"
     assert predictor.predict(torch.rand(1, 8, 8)).label in predictor.classes
     assert predictor.explain(torch.rand(1, 8, 8), "grad_cam").map.shape == (8, 8)
@@ -96,7 +97,7 @@ def test_a_fully_connected_network_trains_and_is_reported(tmp_path):
     page = (run.path / "report.html").read_text()
     assert "Occlusion" in page
     assert "Rollout" not in page
-    predictor = regard.load(run.path, device="cpu")
+    predictor = load_classifier(run.path, device="cpu")
     with pytest.raises(ConfigError, match=r"grad_cam reads tokens in their places.*\n.*integrated_gradients or occl"):
         predictor.explain(torch.rand(1, 8, 8), "grad_cam")
 
@@ -123,7 +124,7 @@ def test_a_recipe_for_a_vit_lends_a_resnet_what_is_not_its_shape(tmp_path):
     shape = config.model.shape
     assert (shape["width"], shape["mlp"], shape["pool"]) == (None, None, None)
     assert (shape["drop_path"], origins["drop_path"], config.optim.optimizer) == (0.1, "recipe", "muon")
-    assert regard.load(run.path, device="cpu").model.config.width == 16
+    assert load_classifier(run.path, device="cpu").model.config.width == 16
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -154,7 +155,7 @@ def test_a_network_of_one_size_is_not_given_windows(tmp_path):
     dataset, entry = regard.check("digits", quiet=True), tasks.find("classification")
     for model, expected in (("mlp_nano", (0.0, "default")), ("resnet_nano", (0.6, "recipe"))):
         config, origins = settle(entry, entry.load(), dataset, {"recipe": "cifar", "model": model})
-        assert (config.augment.low_res, origins["low_res"]) == expected
+        assert (config.flat()["low_res"], origins["low_res"]) == expected
     run = regard.train(
         "digits", model="resnet_nano", low_res=0.5, epochs=2, images=40, explain=0, out=tmp_path / "other", quiet=True
     )

@@ -91,6 +91,7 @@ def test_checkpoints_hold_the_encoder_for_what_comes_after(finished, tmp_path):
     checkpoint, report = open_weights(finished.path, classes=5, size=24)
     assert "all zeros" in report.untrained[0]
     assert checkpoint.config["classes"] == 5
+    assert checkpoint.preparation is not None
     assert checkpoint.preparation.size == (24, 24)
     assert same({k: v for k, v in checkpoint.weights.items() if not k.startswith("head.")}, weights), (
         "sinusoidal positions have no table to resample"

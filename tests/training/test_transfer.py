@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import regard
 from regard.cli import main
 from regard.data.batch import Batch
 from regard.errors import ConfigError, RegardError
+from regard.networks.base import Network
 from regard.nn.lora import add_lora, merged
 from regard.settings import Transfer
 from regard.tasks.classification.loss import CrossEntropy
@@ -23,28 +25,31 @@ from regard.tasks.classification.settings import Config
 from regard.training import adapt, layer_numbers, make_optimizers
 from regard.training.step import Step
 from tests.conftest import settings_of
+from tests.loading import load_classifier
 from tests.weights.parity import assert_close, picture, randomise
 
-QUICK = {"epochs": 1, "batch_size": 8, "explain": 0, "quiet": True, "device": "cpu", "flip": False, "crop": "none"}
+QUICK: dict[str, Any] = {
+    "epochs": 1, "batch_size": 8, "explain": 0, "quiet": True, "device": "cpu", "flip": False, "crop": "none",
+}  # fmt: skip
 
 
 @pytest.fixture
 def pretrained(tmp_path):
     """A small random ViT as transformers saves it, with a normalisation of its own."""
-    config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, patch_size=8, image_size=16,
-        num_labels=5,
-    )  # fmt: skip
-    theirs = randomise(transformers.ViTForImageClassification(config))
+    fields: dict[str, Any] = {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 8,
+        "image_size": 16, "num_labels": 5,
+    }  # fmt: skip
+    theirs = randomise(transformers.ViTForImageClassification(transformers.ViTConfig(**fields)))
     theirs.save_pretrained(tmp_path / "hf")
     about = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
     (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(about))
     return theirs
 
 
-def small(**fields) -> nn.Module:
+def small(**fields: Any) -> Network:
     torch.manual_seed(0)
-    return regard.create("vit_nano", classes=3, **{"size": 16, "depth": 3} | fields)
+    return regard.create("vit_nano", classes=3, **{"size": 16, "depth": 3, **fields})
 
 
 def two_pictures() -> Batch:
@@ -59,7 +64,7 @@ def test_a_run_starts_as_the_pretrained_network_with_a_head_of_zeros(pretrained,
     run = regard.train(picture_folder, weights=tmp_path / "hf", out=tmp_path / "run", lr=0.0, **QUICK)
     rows = run.read_rows("metrics.csv")
     assert float(rows[0]["train_loss"]) == round(math.log(2), 5), "zeros say nothing about either class"
-    model = regard.load(run.path).model
+    model = load_classifier(run.path).model
     assert not model.head.weight.any()
     assert not model.head.bias.any()
     x = picture(16, 16)
@@ -79,11 +84,11 @@ def test_a_run_starts_as_the_pretrained_network_with_a_head_of_zeros(pretrained,
 
 def test_the_pretraining_normalisation_is_used_not_the_new_data_s(pretrained, picture_folder, tmp_path):
     run = regard.train(picture_folder, weights=tmp_path / "hf", out=tmp_path / "run", **QUICK)
-    preparation = regard.load(run.path).preparation
+    preparation = load_classifier(run.path).preparation
     assert preparation.mean == (0.1, 0.2, 0.3)
     assert preparation.std == (0.4, 0.5, 0.6)
     again = regard.train(picture_folder, weights=run.path, out=tmp_path / "again", **QUICK)
-    assert regard.load(again.path).preparation == preparation
+    assert load_classifier(again.path).preparation == preparation
 
 
 def test_another_size_resamples_the_positions_of_the_patches(pretrained, picture_folder, tmp_path):
@@ -109,7 +114,7 @@ def test_a_recipe_changes_the_rates_and_not_the_shape(picture_folder, tmp_path):
     run = regard.train(
         picture_folder, weights=tmp_path / "own.safetensors", recipe="cifar", out=tmp_path / "run", **QUICK
     )
-    config = regard.load(run.path).model.config
+    config = load_classifier(run.path).model.config
     assert (config.patch, config.width, config.pool, config.size) == ((4, 4), 64, "class", (16, 16))
     assert not config.rope
     assert config.drop_path == 0.1
@@ -120,12 +125,12 @@ def test_what_no_tensor_shows_is_kept_too(picture_folder, tmp_path):
     """How norms stand, and that queries and keys are turned; asked for otherwise, they are refused."""
     regard.save(small(rope=True, norm="post"), tmp_path / "own.safetensors")
     run = regard.train(picture_folder, weights=tmp_path / "own.safetensors", out=tmp_path / "run", **QUICK)
-    config = regard.load(run.path).model.config
+    config = load_classifier(run.path).model.config
     assert (config.rope, config.norm) == (True, "post")
     assert settings_of(run)["rope"] == {"value": True, "origin": "weights"}
     for asked in ({"rope": False}, {"norm": "pre"}):
         with pytest.raises(RegardError, match=f"{next(iter(asked))}: "):
-            regard.train(picture_folder, weights=run.path, out=tmp_path / "no", **QUICK | asked)
+            regard.train(picture_folder, weights=run.path, out=tmp_path / "no", **{**QUICK, **asked})
     assert not (tmp_path / "no").exists()
 
 
@@ -140,7 +145,7 @@ def test_images_that_the_pretraining_saw_are_counted(picture_folder, tmp_path, c
     clean = regard.train(picture_folder, weights=first.path, out=tmp_path / "b", **QUICK)
     assert clean.read_json("transfer.json")["seen_in_test"] == 0
     leaky = regard.train(
-        picture_folder, weights=first.path, split_seed=1, out=tmp_path / "c", **QUICK | {"quiet": False}
+        picture_folder, weights=first.path, split_seed=1, out=tmp_path / "c", **{**QUICK, "quiet": False}
     )
     seen = leaky.read_json("transfer.json")["seen_in_test"]
     assert seen > 0
@@ -161,7 +166,7 @@ def test_the_command_line_says_from(spelt, picture_folder, tmp_path, monkeypatch
 
 
 def test_sgd_is_the_formula_of_momentum():
-    model = nn.Linear(2, 1, bias=False)
+    model: Any = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
     (optimizer,) = make_optimizers(model, "sgd", 0.1, 0.5)
     weight, speed = torch.ones(1, 2), torch.zeros(1, 2)
@@ -215,7 +220,7 @@ def test_what_is_frozen_is_equal_to_the_bit_after_training(picture_folder, tmp_p
     regard.save(randomise(small(stem="conv", patch=8)), tmp_path / "own.safetensors")
     run = regard.train(
         picture_folder, weights=tmp_path / "own.safetensors", freeze=freeze, out=tmp_path / "run", lr=0.1, ema=0.9,
-        dropout=0.2, **QUICK | {"epochs": 2},
+        dropout=0.2, **{**QUICK, "epochs": 2},
     )  # fmt: skip
     before, after = load_file(tmp_path / "own.safetensors"), kept(run)
     first = (
@@ -293,7 +298,7 @@ def test_a_run_with_lora_keeps_plain_weights_changed_where_it_may(picture_folder
     regard.save(base, tmp_path / "own.safetensors")
     run = regard.train(
         picture_folder, weights=tmp_path / "own.safetensors", lora=2, optimizer="adamw", lr=0.05, ema=0.5,
-        out=tmp_path / "run", **QUICK | {"epochs": 2},
+        out=tmp_path / "run", **{**QUICK, "epochs": 2},
     )  # fmt: skip
     before, after = load_file(tmp_path / "own.safetensors"), kept(run)
     assert set(after) == set(before)
@@ -306,7 +311,7 @@ def test_a_run_with_lora_keeps_plain_weights_changed_where_it_may(picture_folder
     trained = 3 * 2 * 2 * (64 + 64) + 2 * 64 + 2
     assert run.read_json("transfer.json")["parameters_trained"] == trained
     assert run.read_json("summary.json")["parameters"] == sum(p.numel() for p in base.parameters()) - 64 - 1
-    assert regard.load(run.path).explain(picture_folder / "red" / "00.png").map.shape == (16, 16)
+    assert load_classifier(run.path).explain(picture_folder / "red" / "00.png").map.shape == (16, 16)
 
 
 def test_blocks_with_lora_share_their_compiled_graph():
@@ -369,11 +374,11 @@ def test_lora_and_rates_by_depth_need_a_transformer():
 def test_what_was_learnt_of_some_digits_helps_with_the_others(tmp_path):
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     for name, own in (("low", digits.target < 5), ("high", digits.target >= 5)):
         images = (digits.images[own] * 255 / 16).round().astype(np.uint8)
         np.savez(tmp_path / f"{name}.npz", images=images, labels=digits.target[own])
-    common = {"recipe": "digits", "depth": 2, "explain": 0, "quiet": True}
+    common: dict[str, Any] = {"recipe": "digits", "depth": 2, "explain": 0, "quiet": True}
     before = regard.train(tmp_path / "low.npz", epochs=12, out=tmp_path / "before", **common)
     figures = {}
     for name, weights in (("scratch", None), ("transfer", before.path)):

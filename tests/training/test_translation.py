@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from regard.tasks.translation.loss import NextWord
 from regard.training import Step, Training, learning_rate
 from regard.weights import Run
 from tests.conftest import NUMBERS, SMALL_TRANSLATOR, ZAHLEN, settings_of, write_pairs
+from tests.loading import load_translator
+from tests.weights.parity import gradients
 
 
 def test_it_learns_and_its_folder_says_all(translation_run):
@@ -43,7 +46,7 @@ def test_it_learns_and_its_folder_says_all(translation_run):
 
 
 def test_a_loaded_run_translates_and_streams(translation_run):
-    translator = regard.load(translation_run.path)
+    translator = load_translator(translation_run.path)
     answer = translator.predict("one two", best=3)
     assert answer.text == "eins zwei"
     assert len(answer.others) == 2
@@ -69,8 +72,9 @@ def test_evaluation_is_that_of_the_run(translation_run, pairs_folder, capsys):
 
 @pytest.mark.parametrize("model", ["transformer_nano", "rnn_nano"])
 def test_stopped_and_resumed_it_ends_with_the_very_weights(pairs_folder, tmp_path, monkeypatch, model):
-    shape = {"heads": None, "mlp": None} if model == "rnn_nano" else {}
-    settings = {k: v for k, v in (SMALL_TRANSLATOR | {"model": model} | shape).items() if v is not None} | {"epochs": 3}
+    without = ("heads", "mlp") if model == "rnn_nano" else ()
+    settings: dict[str, Any] = {**SMALL_TRANSLATOR, "model": model, "epochs": 3}
+    settings = {name: value for name, value in settings.items() if name not in without}
     whole = regard.train(pairs_folder, **settings, out=tmp_path / "whole")
     pause = Training._pause
 
@@ -86,17 +90,15 @@ def test_stopped_and_resumed_it_ends_with_the_very_weights(pairs_folder, tmp_pat
     assert not (tmp_path / "stopped" / "summary.json").exists()
     again = regard.resume(tmp_path / "stopped", quiet=True)
     for name in ("best", "last"):
-        ours, theirs = (regard.load(r.checkpoint(name)).model.state_dict() for r in (whole, again))
+        ours, theirs = (load_translator(r.checkpoint(name)).model.state_dict() for r in (whole, again))
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     rows = [[row["train_loss"] for row in r.read_rows("metrics.csv")] for r in (whole, again)]
     assert rows[0] == rows[1]
 
 
 def test_few_sentences_still_make_ten_steps_an_epoch(pairs_folder, tmp_path):
-    settings = {name: value for name, value in SMALL_TRANSLATOR.items() if name != "batch_tokens"} | {
-        "epochs": 2,
-        "explain": 0,
-    }
+    settings: dict[str, Any] = {**SMALL_TRANSLATOR, "epochs": 2, "explain": 0}
+    del settings["batch_tokens"]
     run = regard.train(pairs_folder, **settings, out=tmp_path / "few")
     chosen = settings_of(run)["batch_tokens"]
     assert chosen["origin"] == "auto"
@@ -166,7 +168,7 @@ def test_pieces_of_a_step_add_up_to_the_whole(pairs_folder):
         model = regard.create("transformer_nano", vocabulary=280, width=16, depth=1, heads=2, mlp=16, dropout=0.0)
         step = Step(model, NextWord(0, 0.1), RunConfig(), torch.device("cpu"))
         loss = step.gradients.backward([batch], pieces)
-        ends.append((loss, torch.cat([p.grad.flatten() for p in model.parameters()])))
+        ends.append((loss, gradients(model)))
     torch.testing.assert_close(ends[0], ends[1], atol=1e-6, rtol=1e-5)
 
 
