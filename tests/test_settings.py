@@ -187,6 +187,6 @@ def test_a_group_alone_checks_itself():
 
 def test_every_kind_of_model_has_one_task_for_public_weights():
     kinds = {registry.config_class(name).inputs for name in registry.MODELS}
-    assert sorted(entry.config.takes for entry in tasks.TASKS if entry.public) == sorted(kinds)
+    assert sorted(entry.config.takes for entry in tasks.TASKS if entry.public_weights) == sorted(kinds)
     assert tasks.for_weights("", "vit_b16").name == "classification"
     assert tasks.for_weights("regression", "vit_b16").name == "regression"
