@@ -108,7 +108,7 @@ class Explanation:
     label: str | None = None
     """The true class, where it is known."""
     frame: Frame | None = None
-    """Where the input lies in its file, where there is one: `frame.map_to_file(map)` is the map on its own pixels."""
+    """Where the input lies in its file."""
 
     @property
     def badge(self) -> str | None:
@@ -128,6 +128,13 @@ class Explanation:
         if self.tokens.max() == self.tokens.min():
             return "the map is the same everywhere and says nothing"
         return self.scores.verdict if self.badge is None else f"{self.scores.verdict}; {self.badge}"
+
+    @property
+    def file_map(self) -> Tensor:
+        """The map on the file's own pixels; zero where the network saw nothing."""
+        if self.frame is None:
+            raise ConfigError("where this input lies in a file is not known")
+        return self.frame.map_to_file(self.map)
 
     def save(self, path: str | Path) -> Path:
         """Draw input and attention side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
