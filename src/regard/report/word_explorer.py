@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.report.explorer import interactive
+from regard.report.attention_explorer import interactive
 
 
-def words_explorer(items: list[dict[str, Any]]) -> str:
+def word_explorer(items: list[dict[str, Any]]) -> str:
     """HTML, data and script for sentences whose attention was kept; nothing where there is none.
 
     An item is what `WordAttention.to_json` gives; it may have a `name`, which is shown instead of the two sentences,
     and a `verdict` on what it says. Without JavaScript the section stays hidden.
 
-    >>> words_explorer([])
+    >>> word_explorer([])
     ''
-    >>> words_explorer([{"text": "a < b", "translated": "c", "left_out": "does not fit"}])
+    >>> word_explorer([{"text": "a < b", "translated": "c", "left_out": "does not fit"}])
     '<p>Not shown here: a &lt; b → c (does not fit).</p>'
     """
     shown, missing = [], []
@@ -31,7 +31,7 @@ def words_explorer(items: list[dict[str, Any]]) -> str:
             }
             kept = {part: item[part] for part in ("kinds", "data", "verdict") if part in item}
             shown.append({"name": name, "sentences": sides, **kept})
-    return interactive("words", _SECTION, shown, missing)
+    return interactive("words", "word_explorer.js", _SECTION, shown, missing)
 
 
 _SECTION = """<section id="words" hidden>
