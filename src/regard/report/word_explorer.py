@@ -24,7 +24,7 @@ def word_explorer(items: list[dict[str, Any]]) -> str:
         if "left_out" in item:
             missing.append(f"{name} ({item['left_out']})")
         else:
-            # Texts, spans and numbers of tokens are for `from_json`; the page needs what is seen.
+            # Texts, spans and numbers of tokens stay in the file; the page needs what is seen.
             sides = {
                 side: {part: sentence[part] for part in ("tokens", "words", "groups")}
                 for side, sentence in item["sentences"].items()
