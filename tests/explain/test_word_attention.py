@@ -1,13 +1,17 @@
 """A translator's attention word by word: exact, merged, followed to the source, and kept."""
 
+import base64
 import json
 import math
+import zlib
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, DataError, RunError
+from regard.errors import ConfigError, DataError
 from regard.explain.word_attention import LONGEST, WordAttention, merge, record_words
 from regard.networks.decoding import beam_search, greedy
 from regard.nn import Attention
@@ -139,22 +143,33 @@ def test_rows_of_a_rollout_sum_to_one(norm):
     assert float(found.relevance().sum()) == pytest.approx(1, abs=1e-5)
 
 
+def unpacked(record: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights of a record by kind: first every row's largest, float32, then shares of it in 255ths."""
+    shapes = record["kinds"]
+    plain = zlib.decompress(base64.b64decode(record["data"]))
+    rows = [math.prod(shape[:3]) for shape in shapes.values()]
+    tops = torch.from_numpy(np.frombuffer(plain, "<f4", sum(rows)).copy()).split(rows)
+    shares = torch.from_numpy(np.frombuffer(plain, np.uint8, offset=4 * sum(rows)).copy())
+    parts = shares.split([math.prod(shape) for shape in shapes.values()])
+    return {
+        kind: top.reshape(*shape[:3], 1) * part.reshape(shape) / 255
+        for (kind, shape), top, part in zip(shapes.items(), tops, parts, strict=True)
+    }
+
+
 def test_kept_weights_come_back_within_half_a_255th():
     found = record_words(translator(), TOKENIZERS, *HOUSES)
     record = json.loads(json.dumps(found.to_json()))
-    back = WordAttention.from_json(record)
-    assert (back.source, back.target, back.read, back.kinds) == (found.source, found.target, found.read, found.kinds)
+    back = unpacked(record)
+    assert list(back) == list(found.kinds)
     for kind, exact in found.weights.items():
         bound = exact.amax(-1, keepdim=True) * (0.5 / 255 + 1e-6)
-        assert ((back.weights[kind] - exact).abs() <= bound).all()
+        assert ((back[kind] - exact).abs() <= bound).all()
     assert record["kinds"]["rollout"] == [1, 1, len(found.target.ids), len(found.source.ids)]
     assert (record["text"], record["translated"]) == HOUSES
     size = len(record["data"])
     assert found.to_json(room=size) == found.to_json()
     assert set(found.to_json(room=size - 1)) == {"text", "translated", "left_out"}
-    for broken in ({}, record | {"data": record["data"][:40]}, record | {"kinds": {"cross": [1, 1, 2, 2]}}):
-        with pytest.raises(RunError, match="no kept weights"):
-            WordAttention.from_json(broken)
 
 
 def test_what_cannot_be_shown_is_said():

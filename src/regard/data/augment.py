@@ -150,11 +150,11 @@ def vary(x: Tensor, u: Tensor, policy: str, strength: float = 0.3) -> Tensor:
             at = (chosen == number).nonzero()[:, 0]
             if not len(at):
                 continue
-            amount = low + (high - low) * level[at]
+            strengths = low + (high - low) * level[at]
             if signed:
-                amount = torch.where(sign[at] < 0.5, -amount, amount)
+                strengths = torch.where(sign[at] < 0.5, -strengths, strengths)
             at = send(at, x.device)
-            out[at] = operation(x[at], send(amount.to(x.dtype), x.device)).clamp(0, 1)
+            out[at] = operation(x[at], send(strengths.to(x.dtype), x.device)).clamp(0, 1)
         x = out
     return x
 

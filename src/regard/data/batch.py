@@ -32,8 +32,9 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """The same with every tensor changed."""
-        parts = ({name: function(t) for name, t in part.items()} for part in (self.inputs, self.targets))
-        return replace(self, inputs=next(parts), targets=next(parts))
+        inputs = {name: function(t) for name, t in self.inputs.items()}
+        targets = {name: function(t) for name, t in self.targets.items()}
+        return replace(self, inputs=inputs, targets=targets)
 
     def copy_(self, other: Batch) -> None:
         """Overwrite the tensors in place."""
@@ -45,10 +46,10 @@ class Batch:
         """Up to so many smaller batches, in order."""
         if pieces == 1:
             return [self]
-        parts = [{name: t.chunk(pieces) for name, t in part.items()} for part in (self.inputs, self.targets)]
-        count = len(next(iter(parts[0].values())))
-        return [
-            replace(self, inputs=a, targets=b)
-            for n in range(count)
-            for a, b in [tuple({k: v[n] for k, v in part.items()} for part in parts)]
-        ]
+        inputs, targets = _chunks(self.inputs, pieces), _chunks(self.targets, pieces)
+        return [replace(self, inputs=i, targets=t) for i, t in zip(inputs, targets, strict=True)]
+
+
+def _chunks(tensors: Tensors, pieces: int) -> list[Tensors]:
+    parts = zip(*(t.chunk(pieces) for t in tensors.values()), strict=True)
+    return [dict(zip(tensors, part, strict=True)) for part in parts]

@@ -1,12 +1,33 @@
-"""What every data set offers, whatever it holds: keys, groups, strata, splits, a fingerprint, problems found."""
+"""What every data set offers, whatever it holds: keys, groups, strata, splits, a fingerprint, problems."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+from regard.errors import DataError, did_you_mean
 
 UNUSED = "unused"
 """The split of training samples that a run leaves out."""
+LISTED = 20
+
+
+def existing_path(data: str | Path, known: str) -> Path:
+    """The file or folder that is meant; `known` says what can be given."""
+    if "://" in str(data):
+        raise DataError(f"{data} is an address; data is read from this machine only", do="download it first")
+    path = Path(data).expanduser()
+    if not path.exists():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise DataError("there is no such data", where=path, do=near or f"give {known}")
+    return path
+
+
+def listed(lines: Sequence[str], most: int = LISTED) -> list[str]:
+    """The first lines, indented, and how many more there are."""
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return [f"    {line}" for line in [*lines[:most], *more]]
 
 
 class Dataset(Protocol):

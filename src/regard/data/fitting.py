@@ -87,10 +87,8 @@ CROPS = {"resized": random_crop, "simple": simple_crop}
 def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     if tuple(pixels.shape[1:]) == size:
         return pixels
-    if len(size) == 2:
-        resized = F.interpolate(to_float(pixels)[None], size=size, mode="bilinear", antialias=True)
-    else:
-        resized = F.interpolate(to_float(pixels)[None], size=size, mode="trilinear" if len(size) == 3 else "linear")
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    resized = F.interpolate(to_float(pixels)[None], size=size, mode=mode, antialias=len(size) == 2)
     return _as(resized[0], pixels.dtype)
 
 

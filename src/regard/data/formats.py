@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from regard.data.arrays import arrays_source
+from regard.data.dataset import existing_path
 from regard.data.folders import folder_source, unlabelled_folder
 from regard.data.source import Pixels, Sample, Source
 from regard.data.tables import has_columns, table_source
-from regard.errors import DataError, did_you_mean
+from regard.errors import DataError
 
 TABLES = (".csv", ".tsv")
 
@@ -28,12 +29,7 @@ def open_source(data: str | Path, labels: bool = True) -> Source:
 def _open(data: str | Path, labels: bool) -> Source:
     if str(data) == "digits":
         return _digits()
-    path = Path(data).expanduser()
-    if "://" in str(data):
-        raise DataError(f"{data} is an address; data is read from this machine only", do="download it first")
-    if not path.exists():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError("there is no such data", where=path, do=near or "give a folder, .csv, .tsv, .npz or digits")
+    path = existing_path(data, "a folder, .csv, .tsv, .npz or digits")
     if path.is_dir():
         tables = [p for p in sorted(path.iterdir()) if p.suffix.lower() in TABLES and has_columns(p)]
         if len(tables) == 1:

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.dataset import UNUSED
+from regard.data.dataset import UNUSED, listed
 from regard.data.source import Files, Source
 from regard.errors import DataError
 
 CACHE_SIDE = 96
-LISTED = 20
 CACHE_BYTES = 2**30
 
 
@@ -75,9 +74,8 @@ class Scan:
         return f"class {self.source.classes[stratum]!r}" if len(self.source.classes) > 1 else "the data"
 
     def ties(self, number: int) -> list[Hashable]:
-        group = self.source.samples[number].group
-        ties: list[Hashable] = [("pixels", self.digests[number])]
-        return [("group", group), *ties] if group else ties
+        group, pixels = self.source.samples[number].group, ("pixels", self.digests[number])
+        return [("group", group), pixels] if group else [pixels]
 
     def require_trainable(self, splits: Sequence[str]) -> None:
         """Every class needs training images."""
@@ -96,11 +94,10 @@ class Scan:
         return f"{source.kind} ({source.why}), {len(source.samples):,} images, {classes}"
 
     def warnings(self, splits: Sequence[str]) -> list[str]:
-        names = list(splits)
         counts = (
             (len(self.unreadable), "images cannot be read and are left out"),
-            (len(self.crossing(names)), "images occur in more than one split"),
-            (len(self.groups_across_splits(names)), "patients have images in more than one split"),
+            (len(self.crossing(splits)), "images occur in more than one split"),
+            (len(self.groups_across_splits(splits)), "patients have images in more than one split"),
         )
         return [f"{count} {what} (data.json lists them)" for count, what in counts if count]
 
@@ -136,9 +133,12 @@ class Scan:
                 splits_of[sample.group].add(name)
         return sorted(group for group, names in splits_of.items() if len(names) > 1)
 
+    def num_groups(self) -> int:
+        return len({sample.group for sample in self.source.samples} - {None})
+
     def conflicting(self) -> list[list[int]]:
         """Duplicates with different labels."""
-        labels = [sample.label for sample in self.source.samples]
+        labels = self.strata()
         return [group for group in self.duplicates() if len({labels[i] for i in group}) > 1]
 
     def fingerprint(self) -> str:
@@ -162,7 +162,7 @@ class Scan:
         def names(groups: list[list[int]]) -> list[str]:
             return [" = ".join(source.samples[i].key for i in group) for group in groups]
 
-        patients = len({sample.group for sample in source.samples} - {None})
+        patients = self.num_groups()
         without = sum(sample.group is None for sample in source.samples)
         for title, lines in (
             ("images that occur more than once", names(self.duplicates())),
@@ -173,8 +173,7 @@ class Scan:
             ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
             parts.append(f"{title}: {len(lines)}" if patients or "patients" not in title else "patients: not known")
-            parts += [f"    {line}" for line in lines[:LISTED]]
-            parts += [f"    and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+            parts += listed(lines)
         if patients and without:
             parts.append(f"images without a patient or group, each taken to stand alone: {without}")
         return "\n".join(parts)
@@ -204,7 +203,7 @@ class Scan:
             "unreadable": dict(self.unreadable),
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
-            "groups": len({sample.group for sample in source.samples} - {None}),
+            "groups": self.num_groups(),
             "groups_across_splits": self.groups_across_splits(splits),
             "conflicting_labels": keys(self.conflicting()),
             "samples": self.samples_word,
@@ -213,27 +212,22 @@ class Scan:
 
     def findings(self, splits: list[str]) -> list[str]:
         """What is odd about the data, in sentences."""
-        groups, crossing = (
-            len({sample.group for sample in self.source.samples} - {None}),
-            self.groups_across_splits(splits),
-        )
+        groups, crossing = self.num_groups(), len(self.groups_across_splits(splits))
+        known = f"{groups}; across splits: {crossing}" if groups else "not known"
         return [
             f"Images that occur more than once: {len(self.duplicates())}; across splits: {len(self.crossing(splits))}; "
             f"with differing labels: {len(self.conflicting())}.",
             f"Files ignored: {len(self.source.ignored)}.",
-            f"Patients or groups: {groups}; across splits: {len(crossing)}."
-            if groups
-            else "Patients or groups: not known.",
+            f"Patients or groups: {known}.",
         ]
 
     def require_usable(self, share: float = 0.0) -> None:
         """Up to this share of the samples may be damaged."""
         bad, total = len(self.unreadable), len(self.source.samples)
         if bad > share * total:
-            lines = "\n".join(f"    {key}: {why}" for key, why in self.unreadable[:10])
-            more = f"\n    and {bad - 10} more" if bad > 10 else ""
+            lines = "\n".join(listed([f"{key}: {why}" for key, why in self.unreadable], 10))
             raise DataError(
-                f"{bad} of {total} images cannot be read:\n{lines}{more}",
+                f"{bad} of {total} images cannot be read:\n{lines}",
                 where=self.source.name,
                 do="repair or remove them"
                 + (f", or let more be left out: --unreadable {bad / total:.2g}" if share else ""),

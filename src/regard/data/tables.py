@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -52,7 +53,7 @@ def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool 
         file = row["path"]
         if labels and not row["label"]:
             problems.append(f"row {number}: no label")
-        if not file or not _is_file(path.parent / file):
+        if not file or not os.path.isfile(path.parent / file):
             problems.append(f"row {number}: no file {file[:80]!r}")
         if row["split"] and row["split"].lower() not in SPLITS:
             problems.append(f"row {number}: split {row['split']!r} is unknown, {did_you_mean(row['split'], SPLITS)}")
@@ -104,13 +105,6 @@ def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[s
     except csv.Error as error:
         raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
     return header, columns, rows
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # such as a name that is too long
-        return False
 
 
 def _refuse(problems: list[str], path: Path) -> None:

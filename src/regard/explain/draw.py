@@ -52,7 +52,7 @@ def draw(explanations: Sequence[Explanation], path: Path) -> Path:
         middle.set_xlabel(f"predicted {item.prediction}", fontsize=8)
         right.set_xlabel(_scores(item), fontsize=8)
         left.set_title(" \n ", fontsize=9)  # room for the two lines that follow, which are wider than this panel
-        for points, text, colour in ((18, _title(item), "black"), (5, item.verdict, _colour(item))):
+        for points, text, colour in ((18, _title(item), "black"), (5, item.verdict, GOOD if item.trusted else BAD)):
             line = left.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", fontsize=9, color=colour)
             line.set_in_layout(False)
         if mask is not None:
@@ -76,11 +76,6 @@ def _outline(ax: Any, mask: np.ndarray, fine: int = 8) -> None:
     limits = ax.get_xlim(), ax.get_ylim()
     ax.contour(columns, rows, field, levels=[0.5], colors=ORANGE, linewidths=1.5)
     ax.set(xlim=limits[0], ylim=limits[1])
-
-
-def _colour(item: Explanation) -> str:
-    """Green for a map that passes its checks, orange for one that does not."""
-    return GOOD if item.trusted else BAD
 
 
 def _title(item: Explanation) -> str:

@@ -13,6 +13,7 @@ from regard.console import columns
 from regard.data import Preparation, open_source
 from regard.data.source import UNLABELLED
 from regard.errors import ConfigError, DataError, RegardError
+from regard.explain.explanation import attends
 from regard.explain.inspect import (
     Filters,
     TokenNorms,
@@ -28,7 +29,7 @@ from regard.explain.registers import RegisterNeuron, find_register_neurons, with
 from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
 from regard.networks.base import Network
-from regard.nn import MultiHeadAttention, capture
+from regard.nn import capture
 from regard.weights import Run
 
 BATCH = 8
@@ -115,10 +116,9 @@ def inspect_model(
     except RegardError:
         components = None
     where = model.token_map()
-    attends = any(isinstance(module, MultiHeadAttention) for module in model.modules())
     similarity, uniform = position_similarity(model), float(distances(where).mean())
-    basis = Inspection(components, similarity, where, uniform, attends=attends)
-    if pictures is None or not len(pictures) or not attends:
+    basis = Inspection(components, similarity, where, uniform, attends=attends(model))
+    if pictures is None or not len(pictures) or not basis.attends:
         return basis
     device, reach, norms = next(model.parameters()).device, [], []
     for start in range(0, len(pictures), BATCH):

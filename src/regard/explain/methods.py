@@ -49,7 +49,7 @@ class Case:
 
 
 def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | None = None) -> Tensor:
-    """Where the output token looked in one layer (the last, if not said): (batch, places).
+    """Where the output token looked in one layer (the last by default): (batch, places).
 
     One head, or the mean over heads.
     """

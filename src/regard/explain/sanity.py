@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from regard.networks.base import Network
 
-TWINS = 2
 MAX_CORRELATION = 0.5
 
 
 @torch.no_grad()
-def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Network]:
+def random_twins(model: Network, count: int = 2, seed: int = 0) -> list[Network]:
     """Copies of the model whose weights are random, with the mean and spread of the learnt ones, tensor by tensor."""
     twins = []
     for number in range(count):
@@ -37,12 +36,8 @@ def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Netw
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
     """Spearman's rank correlation of two maps, ties ranked by their mean; of a constant map, zero."""
-    a, b = (_ranks(t) - (len(t) - 1) / 2 for t in (one, other))
-    scale = (a.square().sum() * b.square().sum()).sqrt()
-    return float((a * b).sum() / scale) if scale > 0 else 0.0
+    from scipy.stats import spearmanr
 
-
-def _ranks(values: Tensor) -> Tensor:
-    _, group, counts = torch.unique(values.double(), return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double() - 1
-    return (last - (counts.double() - 1) / 2)[group]
+    if one.min() == one.max() or other.min() == other.max():
+        return 0.0
+    return float(spearmanr(one.numpy(), other.numpy()).statistic)

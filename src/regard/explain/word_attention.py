@@ -7,18 +7,15 @@ In "decoder" and "cross" a query is named for the word it writes, not the word i
 
 from __future__ import annotations
 
-import base64
-import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers
-from regard.errors import ConfigError, DataError, RunError, did_you_mean
+from regard.errors import ConfigError, DataError, did_you_mean
 from regard.explain.attention_store import pack
 from regard.networks.decoding import beam_search, evaluating, greedy
 from regard.networks.translator import Translator
@@ -148,11 +145,10 @@ class WordAttention:
 
         (source words,), which sum to one.
         """
-        groups = self.source.groups
-        return merge(self.rollout(), [0] * len(self.target.ids), groups)[0]
+        return merge(self.rollout(), [0] * len(self.target.ids), self.source.groups)[0]
 
     def to_json(self, room: int = ROOM) -> dict[str, Any]:
-        """Sentences and weights, rollout too, ready for JSON and the report's explorer; `from_json` reads them back.
+        """Sentences and weights, rollout too, ready for JSON and the report's explorer.
 
         `data` is what `pack` makes of the weights, by kind. What takes more than `room` characters is left out, and
         the record says why.
@@ -176,20 +172,6 @@ class WordAttention:
             "data": data,
         }  # fmt: skip
 
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> WordAttention:
-        """What `to_json` made, its weights as exact as they are kept: figures can be drawn again without the model."""
-        try:
-            sides = {
-                name: Sentence(side["text"], tuple(side["ids"]), tuple(Piece(*piece) for piece in side["pieces"]))
-                for name, side in record["sentences"].items()
-            }
-            weights = _unpacked(record["data"], record["kinds"])
-            weights.pop("rollout", None)
-            return WordAttention(sides["source"], sides["target"], sides["read"], weights)
-        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
-            raise RunError(f"these are no kept weights: {error!r}", do="explain the sentence again") from None
-
 
 def merge(weights: Tensor, rows: list[int], columns: list[int]) -> Tensor:
     """Tokens (queries, keys) as groups: the weights of a group's keys added, those of its queries averaged.
@@ -212,7 +194,7 @@ def record_words(
 ) -> WordAttention:
     """All attention of one pass over `source` and its translation: `target`, or what a search finds.
 
-    That is greedy, or with more `beams` the best of a beam search with length penalty `alpha`.
+    That is greedy, or with more `beams` the best of a beam search with length penalty `penalty`.
 
     >>> import regard
     >>> from regard.data.text import train_tokenizers
@@ -274,19 +256,3 @@ def _by_kind(tape: Tape) -> dict[str, Tensor]:
         kind = "cross" if name.endswith(("cross", "alignment")) else side
         layers_of[kind].append(torch.cat([tape.attention(number, head).cpu() for head in range(tape.heads(number))]))
     return {kind: torch.stack(layers) for kind, layers in layers_of.items() if layers}
-
-
-def _unpacked(data: str, kinds: dict[str, list[int]]) -> dict[str, Tensor]:
-    rows = [int(np.prod(shape[:3])) for shape in kinds.values()]
-    counts = [row * shape[3] for row, shape in zip(rows, kinds.values(), strict=True)]
-    expected = 4 * sum(rows) + sum(counts)
-    plain = zlib.decompressobj().decompress(base64.b64decode(data), expected + 1)
-    if len(plain) != expected:
-        raise ValueError(f"{len(plain):,} bytes where {expected:,} are said")
-    tops, shares = np.frombuffer(plain, "<f4", sum(rows)), np.frombuffer(plain, np.uint8, offset=4 * sum(rows))
-    weights, row, at = {}, 0, 0
-    for (kind, shape), height, count in zip(kinds.items(), rows, counts, strict=True):
-        top = tops[row : row + height].reshape(*shape[:3], 1)
-        weights[kind] = torch.from_numpy(top * shares[at : at + count].reshape(shape).astype(np.float32) / 255)
-        row, at = row + height, at + count
-    return weights

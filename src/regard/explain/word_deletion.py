@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -79,7 +78,7 @@ def word_deletion(
     seed: int = 0,
     batch: int = 64,
 ) -> WordDeletion:
-    """Scores of `relevance` (source words,), the rollout's if not said, for the translation that `attention` has.
+    """Scores of `relevance` (source words,), the rollout's by default, for the translation that `attention` has.
 
     Words are dropped, or with `unknown` replaced by that token, which a network should know from training: byte-level
     BPE never has one. The end, and codes such as a language's, stay. In at most `steps` steps.
@@ -90,8 +89,7 @@ def word_deletion(
         raise ConfigError(f"{len(values)} numbers for {len(names)} words", do="give one per word, special tokens too")
     if orders < 2 or steps < 1:
         raise ConfigError(f"orders={orders} and steps={steps} are too few", do="give at least 2 orders and 1 step")
-    said = torch.tensor([piece.word >= 0 for piece in attention.source.pieces])
-    words = groups[said].unique()
+    words = groups[torch.tensor([piece.word >= 0 for piece in attention.source.pieces])].unique()
     draw = torch.Generator().manual_seed(seed)
     mixed = words[torch.randperm(len(words), generator=draw)]  # equal values stand in random order
     ranked = mixed[torch.argsort(values[mixed], descending=True, stable=True)]
@@ -126,5 +124,5 @@ def _log_probabilities(
 
 def _area(removed: tuple[int, ...], curve: tuple[float, ...]) -> float:
     """Under straight lines between the points, over how far they reach."""
-    parts = zip(pairwise(removed), pairwise(curve), strict=True)
-    return sum((b - a) * (y + z) / 2 for (a, b), (y, z) in parts) / max(removed[-1], 1)
+    area = torch.trapezoid(torch.tensor(curve, dtype=torch.float64), torch.tensor(removed))
+    return float(area) / max(removed[-1], 1)

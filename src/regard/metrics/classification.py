@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 BINS = 15
+Z = 1.959964  # of a 95 % interval
 
 
 class Figure(NamedTuple):
@@ -40,7 +41,7 @@ class Summary:
     """One row per confidence bin: mean confidence, accuracy, samples."""
 
 
-def wilson(hits: float, n: int, z: float = 1.959964) -> Figure:
+def wilson(hits: float, n: int) -> Figure:
     """A share with Wilson's score interval, which behaves near 0 and 1 and for small n.
 
     >>> print(wilson(9, 10))
@@ -48,9 +49,9 @@ def wilson(hits: float, n: int, z: float = 1.959964) -> Figure:
     """
     if n == 0:
         return Figure(math.nan, 0.0, 1.0, 0)
-    p, shrink = hits / n, 1 + z * z / n
-    middle = (p + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    p, shrink = hits / n, 1 + Z * Z / n
+    middle = (p + Z * Z / (2 * n)) / shrink
+    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / shrink
     return Figure(p, max(0.0, middle - half), min(1.0, middle + half), n)
 
 
@@ -85,8 +86,8 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
     resamples = int(np.clip(10_000_000 // n, 200, 1000))
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
     weights = np.vstack([np.ones(n), draws])
-    own = np.clip(probs[np.arange(n), labels], 1e-12, 1.0)
-    brier = ((probs - np.eye(len(classes))[labels]) ** 2).sum(1)
+    log_losses = weights @ -np.log(np.clip(probs[np.arange(n), labels], 1e-12, 1.0)) / n
+    briers = weights @ ((probs - np.eye(len(classes))[labels]) ** 2).sum(1) / n
     per_class = {
         name: {
             "recall": wilson(int(confusion[c, c]), int(confusion[c].sum())),
@@ -101,8 +102,8 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
         "balanced_accuracy": _mean_of_independent([row["recall"] for row in per_class.values()]),
         "auroc": _macro_auroc([row["auroc"] for row in per_class.values()], weights, probs, labels),
         "calibration_error": _calibration_figure(_calibration(weights, probs.max(1), hit), n),
-        "log_loss": _bootstrapped(weights @ -np.log(own) / n, n),
-        "brier": _bootstrapped(weights @ brier / n, n),
+        "log_loss": with_percentiles(log_losses[0], log_losses[1:], n),
+        "brier": with_percentiles(briers[0], briers[1:], n),
     }
     return Summary(figures, per_class, confusion, _reliability(probs.max(1), hit))
 
@@ -120,7 +121,7 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> Figure:
 
     def distance(t: float) -> float:
         variance = t * (1 - t) / (ups * downs) * (1 + more * ((1 - t) / (2 - t) + t / (1 + t)))
-        return abs(value - t) - 1.959964 * math.sqrt(variance)
+        return abs(value - t) - Z * math.sqrt(variance)
 
     return Figure(value, _boundary(distance, value, 0.0), _boundary(distance, value, 1.0), len(score))
 
@@ -148,7 +149,8 @@ def _macro_auroc(each: list[Figure], weights: np.ndarray, probs: np.ndarray, lab
     value, low, high = (float(np.mean([each[c][part] for c in present])) for part in range(3))
     if low < value < 1 and weights.size * len(present) <= 1_000_000_000:
         resampled = np.stack([_one_against_rest(weights, probs[:, c], labels == c) for c in present])
-        return _bootstrapped(_mean_of_present(resampled), len(labels))
+        means = np.ma.masked_invalid(resampled).mean(0).filled(np.nan)  # over the classes that were drawn
+        return with_percentiles(means[0], means[1:], len(labels))
     return Figure(value, low, high, len(labels))
 
 
@@ -161,10 +163,11 @@ def _mean_of_independent(each: list[Figure]) -> Figure:
     return Figure(value, max(0.0, value - below), min(1.0, value + above), sum(figure.n for figure in each))
 
 
-def _bootstrapped(values: np.ndarray, n: int) -> Figure:
-    """The first value with the percentile interval of the others."""
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return Figure(float(values[0]), float(low), float(high), n)
+def with_percentiles(value: float, resampled: np.ndarray, n: int) -> Figure:
+    """A value with the percentile interval of its bootstrap resamples; those that are NaN are left out."""
+    resampled = resampled[~np.isnan(resampled)]
+    low, high = np.quantile(resampled, [0.025, 0.975]) if len(resampled) else (math.nan, math.nan)
+    return Figure(float(value), float(low), float(high), n)
 
 
 def _calibration_figure(values: np.ndarray, n: int) -> Figure:
@@ -172,12 +175,6 @@ def _calibration_figure(values: np.ndarray, n: int) -> Figure:
     value = float(values[0])
     low, high = (2 * value - float(q) for q in np.quantile(values[1:], [0.975, 0.025]))
     return Figure(value, min(max(low, 0.0), value), max(high, value), n)
-
-
-def _mean_of_present(each: np.ndarray) -> np.ndarray:
-    """The mean over rows, leaving out classes that did not occur."""
-    present = ~np.isnan(each)
-    return np.where(present.any(0), np.where(present, each, 0).sum(0) / np.maximum(present.sum(0), 1), np.nan)
 
 
 def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:

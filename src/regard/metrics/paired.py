@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.metrics.classification import Figure
+from regard.metrics.classification import Figure, with_percentiles
 
 RESAMPLES = 2000
 
@@ -44,6 +44,5 @@ def paired_bootstrap(
     value = float(measure(np.arange(n)))
     drawn = np.array([float(measure(draw.integers(n, size=n))) for _ in range(resamples)])
     drawn = drawn[np.isfinite(drawn)]
-    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (float("nan"), float("nan"))
     side = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    return Figure(value, float(low), float(high), n), min(1.0, 2 * (int(side) + 1) / (len(drawn) + 1))
+    return with_percentiles(value, drawn, n), min(1.0, 2 * (int(side) + 1) / (len(drawn) + 1))

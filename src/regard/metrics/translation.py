@@ -4,15 +4,14 @@ sacreBLEU (Post, 2018) computes the scores. Its counts per sentence are kept, so
 Resamples use sacreBLEU's own seed, so that results agree with its tests.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from regard.errors import DataError, missing
-from regard.metrics.classification import Figure, wilson
+from regard.metrics.classification import Figure, wilson, with_percentiles
 from regard.metrics.paired import Comparison
 
 SEED = 12345
@@ -63,13 +62,13 @@ def summarise_translation(
     for name, metric in _metrics(tokenize).items():
         scores = _Scores(metric, hypotheses, references)
         drawn = np.concatenate([scores.of(weights @ scores.counts) for weights in _resamples(n, resamples)])
-        figures[name] = _figure(scores.value, drawn, n)
+        figures[name] = with_percentiles(scores.value, drawn, n)
         signatures[name] = str(metric.get_signature())
     return TranslationSummary({name: figures[name] for name in ("bleu", "chrf", "exact_match")}, signatures)
 
 
 def perplexity(log_likelihoods: np.ndarray, tokens: np.ndarray, *, resamples: int = RESAMPLES) -> Figure:
-    """exp of the mean negative log-likelihood a token, from each sentence's sum (natural logarithms) and its tokens.
+    """exp of the mean negative log-likelihood per token, from each sentence's sum (natural logarithms) and its tokens.
 
     The interval resamples sentences: tokens of one sentence are not independent.
 
@@ -78,7 +77,7 @@ def perplexity(log_likelihoods: np.ndarray, tokens: np.ndarray, *, resamples: in
     """
     if len(log_likelihoods) != len(tokens) or not len(tokens) or np.sum(tokens) <= 0:
         raise DataError(f"{len(log_likelihoods)} log-likelihoods and {len(tokens)} token counts give no perplexity")
-    counts = np.stack([np.asarray(log_likelihoods, dtype=np.float64), np.asarray(tokens, dtype=np.float64)], axis=1)
+    counts = np.stack([log_likelihoods, tokens], axis=1).astype(np.float64)
 
     def value(sums: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -86,7 +85,7 @@ def perplexity(log_likelihoods: np.ndarray, tokens: np.ndarray, *, resamples: in
 
     n = len(tokens)
     drawn = np.concatenate([value(weights @ counts) for weights in _resamples(n, resamples)])
-    return _figure(float(value(counts.sum(0, keepdims=True))[0]), drawn, n)
+    return with_percentiles(float(value(counts.sum(0, keepdims=True))[0]), drawn, n)
 
 
 def compare_translations(
@@ -113,17 +112,14 @@ def compare_translations(
     for name, metric in _metrics(tokenize).items():
         a, b = (_Scores(metric, system, references) for system in (first, second))
         ahead = b.value - a.value
-        drawn = _paired(_resamples(n, resamples), lambda weights, a=a, b=b: (weights @ a.counts, weights @ b.counts), a)
-        spread = np.abs(drawn) - np.abs(drawn).mean()
-        bootstrap = _tail(spread, ahead)
-
-        def swapped(own: np.ndarray, a: _Scores = a, b: _Scores = b) -> tuple[np.ndarray, np.ndarray]:
-            mixed = own @ (a.counts - b.counts)
-            return b.counts.sum(0) + mixed, a.counts.sum(0) - mixed
-
-        shuffled = np.abs(_paired(_swaps(n, trials), swapped, a))
-        tests = {"randomisation": _tail(shuffled, ahead), "bootstrap": bootstrap}
-        made[name] = Comparison(_figure(ahead, drawn, n), tests)
+        drawn = np.concatenate([b.of(w @ b.counts) - a.of(w @ a.counts) for w in _resamples(n, resamples)])
+        swapped = np.concatenate([own @ (a.counts - b.counts) for own in _swaps(n, trials)])
+        shuffled = b.of(a.counts.sum(0) - swapped) - a.of(b.counts.sum(0) + swapped)
+        tests = {
+            "randomisation": _tail(np.abs(shuffled), ahead),
+            "bootstrap": _tail(np.abs(drawn) - np.abs(drawn).mean(), ahead),
+        }
+        made[name] = Comparison(with_percentiles(ahead, drawn, n), tests)
     return made
 
 
@@ -152,14 +148,6 @@ def _require_as_many(hypotheses: Sequence[str], references: Sequence[str]) -> No
         )
 
 
-def _paired(
-    blocks: Iterator[np.ndarray], sums: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], scores: _Scores
-) -> np.ndarray:
-    """The second system's lead in every sample."""
-    both = (sums(block) for block in blocks)
-    return np.concatenate([scores.of(second) - scores.of(first) for first, second in both])
-
-
 def _resamples(n: int, count: int) -> Iterator[np.ndarray]:
     """How often each of n sentences was drawn, (samples, n), some samples at a time."""
     draw = np.random.default_rng(SEED)
@@ -178,12 +166,3 @@ def _swaps(n: int, count: int) -> Iterator[np.ndarray]:
 def _blocks(n: int, count: int) -> list[int]:
     each = max(1, _BLOCK // n)
     return [min(each, count - at) for at in range(0, count, each)]
-
-
-def _figure(value: float, drawn: np.ndarray, n: int) -> Figure:
-    """A value with the percentile interval of its resamples, without those that have none."""
-    drawn = drawn[~np.isnan(drawn)]
-    if not len(drawn):
-        return Figure(value, math.nan, math.nan, n)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Figure(value, float(low), float(high), n)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.report.explorer import explorer
+from regard.report.attention_explorer import attention_explorer
 from regard.task import Section
 from regard.weights import Run
 
@@ -53,7 +53,7 @@ def _explanations(run: Run) -> str:
         "probability fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
         "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
         f"where it must be another. Over these images insertion exceeds deletion by {means}.</p>"
-        + explorer(run, [maps[0] for maps in images])
+        + attention_explorer(run, [maps[0] for maps in images])
         + "\n".join(pictures)
     )
 

@@ -135,7 +135,7 @@ def test_some_pairs_only_and_long_ones_left_out_by_name(pairs):
     assert long
     assert loader.left_out == long
     assert sorted(members(loader.epoch(0))) == sorted(set(index) - set(long))
-    assert loader.samples == len(index) - len(long)
+    assert len(loader.index) == len(index) - len(long)
 
 
 def test_what_cannot_be_batched_is_said(pairs):

@@ -1,7 +1,7 @@
 """Batches of sentence pairs by token count, in a few padded shapes.
 
-A GPU records one graph a shape, so shapes are few and fixed: each has so many rows of so many source and target
-tokens, chosen once for the lengths at hand. Pairs that fill no whole batch of their shape go on to the next larger
+A GPU records one graph per shape, so shapes are few and fixed: each has so many rows of so many source and target
+tokens, chosen once for the lengths at hand. Pairs that fill no whole batch of their shape move to the next larger
 one; where there is none, batches have fewer rows; the few that stay empty count for nothing. All depends on
 (seed, epoch) alone, whoever asks.
 """
@@ -135,10 +135,6 @@ class TextLoader:
         return [shape for shape, (whole, rest, _) in zip(self._shapes, self._plan, strict=True) if whole or rest]
 
     @property
-    def samples(self) -> int:
-        return len(self.index)
-
-    @property
     def padding(self) -> float:
         """The share of an epoch's tokens that are padding or filling."""
         real = sum(int(lengths.sum()) for lengths in self.pairs.lengths(self.index))
@@ -221,7 +217,7 @@ def choose_shapes(source: np.ndarray, target: np.ndarray, tokens: int, count: in
     bins = [np.searchsorted(b, lengths) for b, lengths in zip(bounds, (source, target), strict=True)]
     pairs = np.zeros([len(b) for b in bounds])
     np.add.at(pairs, tuple(bins), 1)
-    size = bounds[0][:, None] + bounds[1][None]  # tokens a row of each shape, (S, T)
+    size = bounds[0][:, None] + bounds[1][None]  # tokens per row of each shape, (S, T)
     top = (len(bounds[0]) - 1, len(bounds[1]) - 1)
     chosen: list[tuple[int, int]] = []
     for _ in range(count - 1):
@@ -261,9 +257,9 @@ def _smallest(shapes: list[Shape], source: np.ndarray, target: np.ndarray) -> np
 
 
 def _plan(shapes: list[Shape], sizes: list[int]) -> tuple[list[Shape], list[tuple[int, int, int | None]]]:
-    """For each shape: its whole batches, the pairs of one more that is filled up, or else which shape they go on to.
+    """For each shape: its whole batches, the pairs of one more that is filled up, or else which shape they move to.
 
-    They go on where that costs fewer tokens than filling up. Where they stay, the shape's batches share its pairs
+    They move where that costs fewer tokens than filling up. Where they stay, the shape's batches share its pairs
     evenly, with fewer rows than they might have.
     """
     sizes, shapes, plan = list(sizes), list(shapes), []

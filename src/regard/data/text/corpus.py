@@ -1,4 +1,4 @@
-"""Parallel text as it was found: sentences in two languages, what is wrong or doubled, and splits that do not leak."""
+"""Parallel text as it was read: sentences in two languages, what is wrong or doubled, and splits that do not leak."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from regard.console import columns
+from regard.data.dataset import LISTED, listed
 from regard.errors import DataError
-
-LISTED = 20
 
 
 class Trouble(NamedTuple):
@@ -73,8 +72,7 @@ class Corpus:
 
     def ties(self, number: int) -> list[Hashable]:
         """The same source or the same target sentence, whatever its case and spacing."""
-        texts = (self.sources[number], self.targets[number])
-        return [(side, " ".join(text.casefold().split())) for side, text in enumerate(texts)]
+        return [(0, _plain(self.sources[number])), (1, _plain(self.targets[number]))]
 
     def require_trainable(self, splits: Sequence[str]) -> None: ...
 
@@ -111,13 +109,13 @@ class Corpus:
         names = splits or self.splits
         train = self.index("train", names)
         pairs, sources = {(self.sources[i], self.targets[i]) for i in train}, {self.sources[i] for i in train}
-        found: dict[str, dict[str, int]] = {}
+        overlap: dict[str, dict[str, int]] = {}
         for i, name in enumerate(names):
             if name and name != "train":
-                counts = found.setdefault(name, {"pairs": 0, "sources": 0})
+                counts = overlap.setdefault(name, {"pairs": 0, "sources": 0})
                 counts["pairs"] += (self.sources[i], self.targets[i]) in pairs
                 counts["sources"] += self.sources[i] in sources
-        return found
+        return overlap
 
     def fingerprint(self) -> str:
         """One hash of all sentences and the splits the data names."""
@@ -132,11 +130,9 @@ class Corpus:
         for split, count in bad.items():
             total = count + (good[split] if split or not any(good) else len(self))
             if count > share * total:
-                listed = [str(t) for t in self.trouble if t.split == split]
-                lines = "\n".join(f"    {line}" for line in listed[:10])
-                more = f"\n    and {count - 10} more" if count > 10 else ""
+                lines = "\n".join(listed([str(t) for t in self.trouble if t.split == split], 10))
                 raise DataError(
-                    f"{count} of {total} pairs{f' of {split}' if split else ''} cannot be used:\n{lines}{more}",
+                    f"{count} of {total} pairs{f' of {split}' if split else ''} cannot be used:\n{lines}",
                     where=self.name,
                     do=f"repair or remove them in both languages, or let more be left out: {count / total:.2g} of them",
                 )
@@ -154,9 +150,7 @@ class Corpus:
             parts.append(f"of {name}, also in train (leaks): {counts['pairs']} pairs, {counts['sources']} sources")
         for kind, count in Counter(t.kind for t in self.trouble).items():
             parts.append(f"pairs left out, {kind}: {count}")
-            listed = [str(t) for t in self.trouble if t.kind == kind]
-            parts += [f"    {line}" for line in listed[:LISTED]]
-            parts += [f"    and {count - LISTED} more"] if count > LISTED else []
+            parts += listed([str(t) for t in self.trouble if t.kind == kind])
         parts += [] if self.trouble else ["pairs left out: 0"]
         parts += [
             f"{name} lacks {bad[name]} of its pairs: its figures are not comparable with others'"
@@ -191,4 +185,8 @@ def _rank(split: str) -> tuple[int, str]:
 
 def known_by(sentence: str) -> str:
     """By which a sentence is known again, whatever its case and spacing."""
-    return hashlib.sha256(" ".join(sentence.casefold().split()).encode()).hexdigest()[:16]
+    return hashlib.sha256(_plain(sentence).encode()).hexdigest()[:16]
+
+
+def _plain(sentence: str) -> str:
+    return " ".join(sentence.casefold().split())

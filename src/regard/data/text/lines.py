@@ -54,7 +54,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 _require(total <= MAX_BYTES, f"more than {MAX_BYTES:,} bytes", path, "split it into smaller ones")
                 _require(lines <= MAX_LINES, f"more than {MAX_LINES:,} lines", path, "split it into smaller ones")
                 most = f"more than {MAX_LINE_BYTES:,} bytes in line {lines + 1}"
-                _require(len(rest) <= MAX_LINE_BYTES, most, path, "give text with one sentence a line")
+                _require(len(rest) <= MAX_LINE_BYTES, most, path, "give text with one sentence per line")
     except FileNotFoundError:
         raise DataError("there is no such file", where=path) from None
     except (OSError, EOFError, zlib.error) as error:  # a damaged archive is one of these
@@ -88,7 +88,7 @@ def read_sentence(line: bytes) -> Sentence:
 
 def check_sentence(text: str) -> Sentence:
     """The same for text that is decoded already."""
-    text = composed(text)
+    text = unicodedata.normalize("NFC", text).strip(" \t\u3000\xa0")
     if not text:
         return Sentence("", "empty")
     if len(text) > LONGEST:
@@ -96,12 +96,3 @@ def check_sentence(text: str) -> Sentence:
     if not text.isprintable() and (odd := next((c for c in text if c in _CONTROL), "")):
         return Sentence(text, "control character", f"U+{ord(odd):04X}")
     return Sentence(text)
-
-
-def composed(text: str) -> str:
-    """Unicode's composed form (NFC) without spaces around it.
-
-    >>> composed(" 가 ") == "가"
-    True
-    """
-    return unicodedata.normalize("NFC", text).strip(" \t\u3000\xa0")

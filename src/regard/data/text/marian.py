@@ -52,7 +52,7 @@ def _tokenizer(path: Path, names: tuple[str, ...], codes: tuple[str, ...]) -> To
     model = {"spm": base64.b64encode(path.read_bytes()).decode()}
     tokenizer = Tokenizer("sentencepiece", names, model, pad=pad, start=pad, end=end, unknown=unknown, codes=codes)
     try:
-        tokenizer.require_sound()
+        tokenizer.require_usable()
     except ValueError as error:
         raise DataError(str(error), where=path, do="copy the model's files again") from None
     return tokenizer

@@ -6,9 +6,10 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
+from regard.data.dataset import existing_path
 from regard.data.text.corpus import Corpus, Trouble
 from regard.data.text.dates import dates_corpus
 from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
@@ -39,14 +40,9 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
     >>> corpus.source, corpus.target, corpus.sources, corpus.targets
     ('en', 'de', ['One.', 'Two.'], ['Eins.', 'Zwei.'])
     """
-    if "://" in str(path):
-        raise DataError(f"{path} is an address; data is read from this machine only", do="download it first")
     if str(path) == "dates":
         return dates_corpus()
-    path = Path(path).expanduser()
-    if not path.exists():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError("there is no such data", where=path, do=near or "give a folder, .tsv, .csv or dates")
+    path = existing_path(path, "a folder, .tsv, .csv or dates")
     if source is not None and source == target:
         raise DataError(f"source and target are both {source}", where=path, do="give two different ones")
     corpus = _folder(path, source, target) if path.is_dir() else _table(path, source, target)
@@ -70,28 +66,26 @@ def _folder(root: Path, source: str | None, target: str | None) -> Corpus:
                     do="keep one of them",
                 )
             files[match[1]][match[2]] = path
-    lonely = [
-        path for stem, found in files.items() if len(found) == 1 and _SPLIT.match(stem) for path in found.values()
-    ]
-    files = {stem: found for stem, found in files.items() if len(found) > 1}
+    lonely = [path for stem, names in files.items() if _SPLIT.match(stem) for path in names.values()]
+    files = {stem: names for stem, names in files.items() if len(names) > 1}
     if lonely and not files:
-        name = lonely[0].name
-        do = "put the same lines in the other language beside it: to train.en belongs train.de"
-        raise DataError(f"{name} has no partner in another language", where=root, do=do)
-    source, target, why = _direction(root, Counter(name for found in files.values() for name in found), source, target)
-    both = {stem: found for stem, found in files.items() if source in found and target in found}
+        raise DataError(
+            f"{lonely[0].name} has no partner in another language",
+            where=root,
+            do="put the same lines in the other language beside it: to train.en belongs train.de",
+        )
+    source, target, why = _direction(root, sorted({name for names in files.values() for name in names}), source, target)
+    both = {stem: (names[source], names[target]) for stem, names in files.items() if {source, target} <= names.keys()}
     parts = _parts(root, list(both))
     rows = _Rows()
     for split, stem in parts.items():
-        first, second = both[stem][source], both[stem][target]
-        rows.add_files(split, first, second)
-    used = {path for stem in parts.values() for path in (both[stem][source], both[stem][target])}
+        rows.add_files(split, *both[stem])
+    used = {path for stem in parts.values() for path in both[stem]}
     why = f"files {', '.join(f'{stem}.{source}' for stem in parts.values())} with partners in {target}{why}"
     return rows.corpus(root.resolve().name, "folder", why, source, target, [p.name for p in visible if p not in used])
 
 
-def _direction(root: Path, there: Counter[str], source: str | None, target: str | None) -> tuple[str, str, str]:
-    names = sorted(there)
+def _direction(root: Path, names: list[str], source: str | None, target: str | None) -> tuple[str, str, str]:
     if len(names) < 2:
         raise DataError(
             "there is no parallel text here",
@@ -156,7 +150,7 @@ MAX_TROUBLE = 100_000
 
 
 class _Rows:
-    """Pairs as they come, the sound ones kept and the others listed."""
+    """Pairs as they come, usable ones kept and the others listed."""
 
     def __init__(self) -> None:
         self.sources: list[str] = []
@@ -213,23 +207,18 @@ def _table(path: Path, source: str | None, target: str | None) -> Corpus:
     at, names, unused = _columns(path, start[1], head, source, target)
     lowered = [cell.strip().lower() for cell in head or []]
     split_at = lowered.index("split") if "split" in lowered else None
-    found, file = _Rows(), (path.name, path.name)
-    for line, cells in rows if head else _chain(start, rows):
+    pairs, file = _Rows(), (path.name, path.name)
+    for line, cells in rows if head else chain([start], rows):
         if len(cells) <= max(at):
             where = f"{path.name}, line {line}"
-            found.leave_out(Trouble("", where, "too few columns", f"{len(cells)}, with {parted} between them"))
+            pairs.leave_out(Trouble("", where, "too few columns", f"{len(cells)}, with {parted} between them"))
             continue
         split = "" if split_at is None else _split_of(cells, split_at, path, line)
-        found.add(split, line, file, (check_sentence(cells[at[0]]), check_sentence(cells[at[1]])))
+        pairs.add(split, line, file, (check_sentence(cells[at[0]]), check_sentence(cells[at[1]])))
     why = f"a table with {parted} between columns; " + ("its header names them" if head else "it has no header")
     unused = [name for name in unused if name != "split"]
     why += f"; not used: {', '.join(unused)}" if unused else ""
-    return found.corpus(path.name, "table", why, *names)
-
-
-def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    yield first
-    yield from rest
+    return pairs.corpus(path.name, "table", why, *names)
 
 
 def _split_of(cells: list[str], at: int, path: Path, line: int) -> str:

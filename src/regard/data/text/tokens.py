@@ -4,7 +4,7 @@ Text goes to numbers through the libraries `tokenizers` and `sentencepiece`. The
 bytes, so that every kind decodes alike and says which characters each token stands for.
 
 - BPE (Sennrich et al., 2016) over bytes: whatever can be written has tokens, and comes back exactly.
-- WordPiece (Wu et al., 2016), with `##` where a word goes on as the decks' BERT has it, but with case and spaces kept:
+- WordPiece (Wu et al., 2016), with `##` where a word continues, as in BERT, but with case and spaces kept:
   `▁` begins what follows a space. Words with characters that training never saw become one unknown token.
 - A space is put before each text, so that a word has the same token at the start of a sentence as elsewhere.
 - Each digit is a token of its own: numbers are read by place, and one that training never saw can still be copied.
@@ -111,12 +111,12 @@ class Tokenizer:
         A token of some bytes of a character has that character. Spaces before a word belong to no token's text.
         """
         ids = [int(i) for i in ids]
-        said = sum(1 for _ in self._until_end(ids))
+        spoken = sum(1 for _ in self._until_end(ids))
         reader, length, spans = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
-        text = b"".join(self._spelling[i] for i in ids[:said]).decode(errors="replace")
+        text = b"".join(self._spelling[i] for i in ids[:spoken]).decode(errors="replace")
         for number, i in enumerate(ids):
             first = length
-            for byte in self._spelling[i] if number < said else b"":
+            for byte in self._spelling[i] if number < spoken else b"":
                 length += len(reader.decode(bytes([byte])))
             last = length + bool(reader.getstate()[0])  # within a character, which is then touched
             spans.append((first, max(first, min(last, len(text)))))
@@ -160,12 +160,12 @@ class Tokenizer:
         try:
             contents |= {"vocabulary": tuple(contents["vocabulary"]), "codes": tuple(contents["codes"])}
             loaded = Tokenizer(**contents)
-            loaded.require_sound()
+            loaded.require_usable()
         except (TypeError, KeyError, ValueError) as error:
             raise RunError(f"this is no tokenizer: {error}", where=path, do="restore the file from the run") from None
         return loaded
 
-    def require_sound(self) -> None:
+    def require_usable(self) -> None:
         """Raises ValueError where numbers and names do not fit together, before anything relies on them."""
         names = self.vocabulary
         if not 4 < len(names) <= MAX_SIZE or not all(isinstance(n, str) and len(n) < 1000 for n in names):

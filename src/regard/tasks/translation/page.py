@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.report import figures
 from regard.report.page import table
-from regard.report.words import words_explorer
+from regard.report.word_explorer import word_explorer
 from regard.task import Page, Section
 from regard.weights import Run, write_text
 
@@ -98,7 +98,7 @@ def _reasons(run: Run) -> str:
         "<p>Attention <em>rollout</em> says which words of the source a translation goes "
         "back to. It is tested: words are taken away, those it calls most relevant first, and the translation should "
         "lose its probability sooner than in random orders. That holds clearly for "
-        f"{trusted} of {len(items)} sentences here.</p>" + words_explorer(items)
+        f"{trusted} of {len(items)} sentences here.</p>" + word_explorer(items)
     )
 
 

@@ -1,5 +1,5 @@
 // The word explorer of a translation's report: choose attention, layer, head and word, and see where that word looks.
-// No library, no server. How the weights are stored is said in regard/explain/words.py.
+// No library, no server. How the weights are stored is said in regard/explain/word_attention.py.
 "use strict";
 (() => {
   const items = JSON.parse(document.getElementById("words-data").textContent);

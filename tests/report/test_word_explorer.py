@@ -6,9 +6,9 @@ import re
 import pytest
 
 from regard.explain.word_attention import record_words
-from regard.report.words import words_explorer
+from regard.report.word_explorer import word_explorer
 from tests.explain.sentences import HOUSES, TOKENIZERS, translator
-from tests.report.test_explorer import BROWSER, browse
+from tests.report.test_attention_explorer import BROWSER, browse
 
 DRIVER = """
 const part = (name) => document.getElementById("words-" + name);
@@ -47,7 +47,7 @@ def test_texts_cannot_break_out_of_the_page():
     hostile = "</script><script>alert('1')</script><!-- \" & a"
     item = record_words(translator().float(), TOKENIZERS, hostile, hostile).to_json()
     left = {"text": hostile, "translated": hostile, "left_out": "does not fit"}
-    page = words_explorer([item | {"name": hostile, "verdict": hostile}, item, left])
+    page = word_explorer([item | {"name": hostile, "verdict": hostile}, item, left])
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "<!--" not in page
@@ -59,7 +59,7 @@ def test_texts_cannot_break_out_of_the_page():
 
 
 def test_a_page_needs_nothing_from_elsewhere():
-    page = words_explorer([record_words(translator().float(), TOKENIZERS, *HOUSES).to_json()])
+    page = word_explorer([record_words(translator().float(), TOKENIZERS, *HOUSES).to_json()])
     assert set(re.findall(r"https?://[^\s\"']+", page)) <= {"http://www.w3.org/2000/svg"}, "that is a name, not a place"
     assert not re.search(r"\b(src|href)=|fetch\(|import\(|innerHTML", page)
 
@@ -75,7 +75,7 @@ def test_a_browser_shows_the_weights_of_the_chosen_word(tmp_path):
     found = record_words(translator().float(), TOKENIZERS, *HOUSES)
     hostile = record_words(translator("rnn_nano").float(), TOKENIZERS, "<b>a</b> tree", "ein Baum")
     items = [found.to_json(), hostile.to_json() | {"verdict": "<i>x</i>"}]
-    shown = browse(words_explorer(items), """
+    shown = browse(word_explorer(items), """
         result.push(document.getElementById("words").hidden, part("layer").value, part("says").textContent);
         choose("layer", 0); choose("head", 2);
         result.push(words("asks").map((_, n) => point("asks", n)), words("seen").map((_, n) => point("seen", n)));

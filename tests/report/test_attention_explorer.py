@@ -15,7 +15,7 @@ import regard
 from regard.data import open_source
 from regard.explain.attention_store import keep_attention, record_attention
 from regard.nn import Tape
-from regard.report.explorer import explorer
+from regard.report.attention_explorer import attention_explorer
 from regard.weights import Run
 from tests.loading import load_classifier
 
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_left_out_and_said(tmp_path):
     assert 1000 < taken == len(stored["data"]) + len(stored["picture"])
     assert keep_attention(run, 2, model, picture[None], picture, room=taken - 1) == 0
     assert keep_attention(run, 3, model, picture[None], picture, room=10) == 0
-    page = explorer(run, [{"name": f"<{n}>", "predicted": "a", "label": "b"} for n in range(3)])
+    page = attention_explorer(run, [{"name": f"<{n}>", "predicted": "a", "label": "b"} for n in range(3)])
     assert "&lt;1&gt; (16 heads over 17 tokens do not fit); &lt;2&gt; (16 heads" in page
     assert len(page_data(page)) == 1
     signal = regard.create("vit_nano", classes=2, size=16)
@@ -104,7 +104,7 @@ def test_names_cannot_break_out_of_the_data(tmp_path):
     run, picture = Run(tmp_path), torch.rand(3, 16, 16)
     keep_attention(run, 1, sharp(size=16), picture[None], picture, room=100_000)
     hostile = "</script><script>alert(1)</script><!--"
-    page = explorer(run, [{"name": hostile, "predicted": hostile, "label": "b"}])
+    page = attention_explorer(run, [{"name": hostile, "predicted": hostile, "label": "b"}])
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "<!--" not in page
@@ -112,7 +112,7 @@ def test_names_cannot_break_out_of_the_data(tmp_path):
 
 
 def test_a_run_without_attention_has_no_explorer(tmp_path):
-    assert explorer(Run(tmp_path), [{"name": "a", "predicted": "a", "label": "b"}]) == ""
+    assert attention_explorer(Run(tmp_path), [{"name": "a", "predicted": "a", "label": "b"}]) == ""
 
 
 DRIVER = """
@@ -163,7 +163,7 @@ def test_a_browser_shows_the_weights_of_the_chosen_layer_head_and_patch(tmp_path
     keep_attention(run, 1, model, picture[None], picture, room=1_000_000)
     with regard.capture(model) as tape:
         model(picture[None])
-    page = explorer(run, [{"name": "x", "predicted": "a", "label": "b"}])
+    page = attention_explorer(run, [{"name": "x", "predicted": "a", "label": "b"}])
     shown = browse(page, """
         result.push(document.getElementById("explorer").hidden, part("slices").hidden, part("says").textContent);
         choose("layer", 1); choose("head", 2);
@@ -207,7 +207,7 @@ def test_a_browser_shows_volumes_slice_by_slice(tmp_path):
     keep_attention(run, 1, model, picture[None], picture, room=1_000_000)
     with regard.capture(model) as tape:
         model(picture[None])
-    shown = browse(explorer(run, [{"name": "x", "predicted": "a", "label": "b"}]), """
+    shown = browse(attention_explorer(run, [{"name": "x", "predicted": "a", "label": "b"}]), """
         choose("layer", 2); choose("head", 1);
         part("slice").value = 1; part("slice").dispatchEvent(new Event("input"));
         point("click", 1, 2, 2, 3);

@@ -1,5 +1,5 @@
 // The attention explorer of the report: choose image, layer, head and patch, and see where that patch looks.
-// No library, no server. How the weights are stored is said in regard/explain/explorer.py.
+// No library, no server. How the weights are stored is said in regard/explain/attention_store.py.
 "use strict";
 (() => {
   const items = JSON.parse(document.getElementById("explorer-data").textContent);

@@ -10,7 +10,7 @@ from typing import Any
 from regard.weights import Run
 
 
-def explorer(run: Run, items: list[dict[str, Any]]) -> str:
+def attention_explorer(run: Run, items: list[dict[str, Any]]) -> str:
     """HTML, data and script for the explained images whose attention was kept; nothing for runs that kept none.
 
     Without JavaScript the section stays hidden, and the page's pictures are as they were.
@@ -26,21 +26,21 @@ def explorer(run: Run, items: list[dict[str, Any]]) -> str:
         else:
             about = f"{item['name']}: predicted {item['predicted']}, true {item['label']}"
             shown.append({"name": about, **record})
-    return interactive("explorer", _SECTION, shown, missing)
+    return interactive("explorer", "attention_explorer.js", _SECTION, shown, missing)
 
 
-def interactive(name: str, section: str, shown: list[dict[str, Any]], missing: list[str]) -> str:
-    """A section with its data and the script NAME.js, or only a note on what is missing where nothing is shown."""
+def interactive(name: str, script: str, section: str, shown: list[dict[str, Any]], missing: list[str]) -> str:
+    """A section with its data and script, or a note on what is missing where nothing is shown."""
     note = f"<p>Not shown here: {escape('; '.join(missing))}.</p>" if missing else ""
     if not shown:
         return note
     # Inside a script only "<" could end it; as an escape it is the same string to JSON.
     data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    script = (files("regard.report") / f"{name}.js").read_text(encoding="utf-8")
+    code = (files("regard.report") / script).read_text(encoding="utf-8")
     return f"""{section}{note}
 <script type="application/json" id="{name}-data">{data}</script>
 <script>
-{script}</script>"""
+{code}</script>"""
 
 
 _SECTION = """<section id="explorer" hidden>

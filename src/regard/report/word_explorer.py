@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.report.explorer import interactive
+from regard.report.attention_explorer import interactive
 
 
-def words_explorer(items: list[dict[str, Any]]) -> str:
+def word_explorer(items: list[dict[str, Any]]) -> str:
     """HTML, data and script for sentences whose attention was kept; nothing where there is none.
 
     An item is what `WordAttention.to_json` gives; it may have a `name`, which is shown instead of the two sentences,
     and a `verdict` on what it says. Without JavaScript the section stays hidden.
 
-    >>> words_explorer([])
+    >>> word_explorer([])
     ''
-    >>> words_explorer([{"text": "a < b", "translated": "c", "left_out": "does not fit"}])
+    >>> word_explorer([{"text": "a < b", "translated": "c", "left_out": "does not fit"}])
     '<p>Not shown here: a &lt; b → c (does not fit).</p>'
     """
     shown, missing = [], []
@@ -24,14 +24,14 @@ def words_explorer(items: list[dict[str, Any]]) -> str:
         if "left_out" in item:
             missing.append(f"{name} ({item['left_out']})")
         else:
-            # Texts, spans and numbers of tokens are for `from_json`; the page needs what is seen.
+            # Texts, spans and numbers of tokens stay in the file; the page needs what is seen.
             sides = {
                 side: {part: sentence[part] for part in ("tokens", "words", "groups")}
                 for side, sentence in item["sentences"].items()
             }
             kept = {part: item[part] for part in ("kinds", "data", "verdict") if part in item}
             shown.append({"name": name, "sentences": sides, **kept})
-    return interactive("words", _SECTION, shown, missing)
+    return interactive("words", "word_explorer.js", _SECTION, shown, missing)
 
 
 _SECTION = """<section id="words" hidden>
