@@ -20,7 +20,7 @@ from regard.config import read_json
 from regard.errors import RunError
 from regard.training.distributed import World, load_shards, save_shards, shard_like, shard_shapes
 from regard.training.optim import Average
-from regard.weights import to_json, write_aside
+from regard.weights import to_json, write_aside, write_text
 
 FORMAT = "regard-state-1"
 
@@ -94,8 +94,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], wo
     save_shards(folder, tensors)
     world.wait()
     if world.first:
-        text = to_json(header | {"folder": folder.name})
-        write_aside(pointer, lambda aside: aside.write_text(text, encoding="utf-8"))
+        write_text(pointer, to_json(header | {"folder": folder.name}))
         path.unlink(missing_ok=True)
         for old in path.parent.glob(f"{path.stem}-*"):
             if old != folder:

@@ -63,6 +63,14 @@ def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
         raise RunError(what, where=where, do="give the file from before the weights were quantised")
 
 
+def require_finite(state: Mapping[str, Tensor], where: object) -> None:
+    """An error that names what a diverged training left."""
+    bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        do = "the training that wrote it diverged: take an earlier checkpoint"
+        raise RunError(f"{len(bad)} tensors hold NaN or infinity, such as {bad[0]}", where=where, do=do)
+
+
 def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
     """As the config.json says, else numbers; ImageNet has two of "crane": such names get their number too."""
     labels = opened.settings.get("id2label")

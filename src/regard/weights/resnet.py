@@ -17,7 +17,7 @@ from regard.networks.resnet.config import SMALL_SIDE, ResNetConfig
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import COUNTS, HALF, Format, Row, Shape
-from regard.weights.notes import Notes, unlike
+from regard.weights.notes import Notes, mismatch
 
 _WRAPPED = (r"^(module\.|_orig_mod\.|backbone\.|model\.|resnet\.|bit\.)+", "")
 
@@ -119,10 +119,10 @@ def read(
     _fill_counts(state)
     differ = [f"{found.called(key)}: not in the file" for key in ("root.weight",) if key not in state]
     if differ := differ + [f"{key}: not in the model" for key in unknown]:
-        raise unlike(differ, opened.path)
+        raise mismatch(differ, opened.path)
     root, final = state["root.weight"], state.get("head.weight")
     if root.ndim != 4 or root.shape[2] not in (3, 7) or (final is not None and final.ndim != 2):
-        raise unlike([f"{found.called('root.weight')}: {tuple(root.shape)} in the file"], opened.path)
+        raise mismatch([f"{found.called('root.weight')}: {tuple(root.shape)} in the file"], opened.path)
     small = root.shape[2] == 3
     if small:
         notes.assumed.append("the first convolution, of 3 × 3, has stride 1 and no pooling after it")
@@ -151,7 +151,7 @@ def _blocks(state: Mapping[str, Tensor], where: Path) -> tuple[int, ...]:
     counts = [sum(stage == n for stage, _ in found) for n in range(1 + max((stage for stage, _ in found), default=0))]
     whole = {(stage, unit) for stage, count in enumerate(counts) for unit in range(count)}
     if found != whole or not all(counts):
-        raise unlike(["its blocks are not numbered one after another"], where)
+        raise mismatch(["its blocks are not numbered one after another"], where)
     return tuple(counts)
 
 

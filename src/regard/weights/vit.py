@@ -19,7 +19,7 @@ from regard.nn.patches import GridPositions, resample_grid
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import Format
-from regard.weights.notes import Notes, unlike
+from regard.weights.notes import Notes, mismatch
 from regard.weights.vit_names import DINOV2, FORMATS, HF, HF_DINOV2, TIMM
 
 
@@ -32,7 +32,7 @@ def read(
     differ = [f"{found.called(key)}: not in the file" for key in _needed(state) if key not in state]
     differ += [f"{key}: not in the model" for key in unknown if key not in spare]
     if differ:
-        raise unlike(differ, opened.path)
+        raise mismatch(differ, opened.path)
     _require_axes(state, found, opened.path)
     for key in spare:
         notes.leave(key, opened.tensors[key])
@@ -67,7 +67,7 @@ def _require_axes(state: Mapping[str, Tensor], found: Format, where: Path) -> No
     rows = [key for key in ("positions.table", "class_token", "registers", "distilled") if key in state]
     odd = odd or [key for key in rows if state[key].shape[1] != len(state["norm.weight"])]
     if odd:
-        raise unlike([f"{found.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
+        raise mismatch([f"{found.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
 
 
 def _infer(
