@@ -69,7 +69,7 @@ def unpack(state: State, model: nn.Module, optimizers: list[torch.optim.Optimize
 def _live(model: nn.Module, average: Average | None) -> dict[str, Tensor]:
     tensors = {f"model/{name}": tensor.detach() for name, tensor in model.state_dict().items()}
     if average:
-        tensors |= {f"average/{name}": tensor for name, tensor in average.named()}
+        tensors |= {f"average/{name}": tensor for name, tensor in average.averages.items()}
     return tensors
 
 

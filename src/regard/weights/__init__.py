@@ -5,7 +5,7 @@ from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
 from regard.weights.load import find_file, identify, name_of, open_weights
 from regard.weights.notes import LoadReport
-from regard.weights.run import Run, find_run, seen_samples, to_json, write_text
+from regard.weights.run import Run, find_run, seen_samples, to_csv, to_json, write_text
 from regard.weights.seq2seq import read_torch, save_marian, write_torch
 from regard.weights.transfer import Start, open_start
 
@@ -26,6 +26,7 @@ __all__ = [
     "save_checkpoint",
     "save_marian",
     "seen_samples",
+    "to_csv",
     "to_json",
     "write_aside",
     "write_text",

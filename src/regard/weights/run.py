@@ -36,6 +36,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table whose columns are the keys of the first row."""
+    rows, text = list(rows), io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 @dataclass(frozen=True)
 class Run:
     """Paths of a run folder, and its files as values."""
@@ -80,11 +89,7 @@ class Run:
         return read_json(self.path / name, most=2**30)  # lists of every image and kept attention are large
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        rows, text = list(rows), io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(self.path / name, text.getvalue())
+        write_text(self.path / name, to_csv(rows))
 
     def read_rows(self, name: str) -> list[dict[str, str]]:
         if not (self.path / name).is_file():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -21,7 +19,7 @@ from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
 from regard.networks.translator import Translator as Network
 from regard.tasks.translation.evaluation import Translated, make_search, translate_all
-from regard.weights import Run, find_file, open_weights, to_json, write_text
+from regard.weights import Run, find_file, open_weights, to_csv, to_json, write_text
 from regard.weights import average as mean_of
 
 TOKENIZERS = "tokenizers"
@@ -165,11 +163,7 @@ class Translator:
 
     def save(self, predictions: Iterable[Translated], path: Path) -> Path:
         rows = [{"source": a.source, "translation": a.text, "score": round(a.score, 4)} for a in predictions]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["source", "translation", "score"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, to_json(rows) if path.suffix == ".json" else text.getvalue())
+        write_text(path, to_json(rows) if path.suffix == ".json" else to_csv(rows))
         return path
 
     def explain_inputs(
