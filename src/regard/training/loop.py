@@ -1,4 +1,4 @@
-"""One training loop for every task: batches in, better weights out, a row of figures an epoch."""
+"""One training loop for every task: batches in, better weights out, a row of figures per epoch."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 
 @dataclass
 class History:
-    """What happened: one row an epoch, the best of them (by validation, or the last), and how far the run has come.
+    """What happened: one row per epoch, the best of them (by validation, or the last), and how far the run has come.
 
-    The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can go on
-    from it.
+    The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can
+    resume from it.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -182,8 +182,8 @@ class Training:
     def _look(self) -> None:
         """Was every step finite? One that was not has changed nothing, and its images are written down."""
         flags = torch.stack([bad for bad, _ in self.unseen]).tolist()
-        found, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
-        for numbers in found:
+        skipped, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
+        for numbers in skipped:
             self.history.skipped += 1
             self.writer.trouble(self.history, numbers, "loss or gradient not finite")
             if self.config.machine.nonfinite == "stop":

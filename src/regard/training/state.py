@@ -1,4 +1,4 @@
-"""All that a run needs to go on exactly where it was, as named tensors and plain values: safetensors and JSON.
+"""All that a run needs to resume exactly where it was, as named tensors and plain values: safetensors and JSON.
 
 One file; or, of a model sharded over processes, a folder that each of them writes its shards to (torch's distributed
 checkpoint in its safetensors form). Either can be read by any number of processes, sharded or not.

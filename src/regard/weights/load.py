@@ -47,32 +47,31 @@ def open_weights(
     head even where it has as many classes.
     """
     opened, notes = open_file(find_file(path)), Notes()
-    where = opened.path
-    if _is_marian(opened.settings) and "regard" not in opened.metadata:
-        stored = read_marian(opened, name, notes)
-        _require_unchanged(stored, {"name": name, "classes": classes} | fields, where)
-        return stored, notes.report(str(path), "marian", opened)
+    where, stored, label = opened.path, None, "regard"
     if "regard" in opened.metadata:
         stored = parse_checkpoint(opened.metadata, opened.tensors, where)
+    elif _is_marian(opened.settings):
+        stored, label = read_marian(opened, name, notes), "marian"
+    if stored is not None:
         held = _meta(stored.model, stored.config, where, tensors=len(stored.weights))
         if held.config.inputs == "text":
             _require_unchanged(stored, {"name": name, "classes": classes} | fields, where)
             if differ := _differences(stored.weights, held):
                 raise mismatch(differ, where)
             require_finite(stored.weights, where)
-            return stored, notes.report(str(path), "regard", opened)
+            return stored, notes.report(str(path), label, opened)
         config: ImageConfig = held.config
         counts = {key for key, tensor in held.state_dict().items() if not tensor.is_floating_point()}
         require_floats({key: tensor for key, tensor in stored.weights.items() if key not in counts}, where)
         state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
-        label, called, theirs = "regard", name or stored.model, str
+        called, theirs = name or stored.model, str
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
-        family, found = recognise(opened)
-        state, config = read_foreign(opened, family, found, name, fields, notes)
+        family, format = recognise(opened)
+        state, config = read_foreign(opened, family, format, name, fields, notes)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
-        names, preparation = class_names(opened, config.classes), preparation_for(opened, found, config, notes)
-        label, called, theirs, stored_for = found.name, name, found.called, ("", {})
+        names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
+        label, called, theirs, stored_for = format.name, name, format.called, ("", {})
     body = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}  # a head may be replaced
     if differ := _differences(body, held, theirs, but="head."):  # before memory is asked for
         raise mismatch(differ, where)

@@ -66,7 +66,7 @@ class Run:
     def require_new(path: Path) -> None:
         path = path.expanduser()
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            do = "choose another --out; a run that was stopped goes on with `regard resume`"
+            do = "choose another --out; a run that was stopped is resumed by `regard resume`"
             raise RunError("the run folder exists and is not empty", where=path, do=do)
 
     @staticmethod

@@ -6,7 +6,6 @@ cosines; a target begins with padding. torch.nn.Transformer is the two stacks al
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from regard.networks.transformer.network import Transformer
 from regard.nn import word_table
 from regard.weights.checkpoint import Checkpoint, save_tensors
 from regard.weights.files import Opened
-from regard.weights.foreign import require_finite, require_floats
+from regard.weights.foreign import require_floats
 from regard.weights.names import Format, Row, Shape, both
 from regard.weights.notes import Notes, mismatch
 from regard.weights.run import to_json, write_text
@@ -55,22 +54,13 @@ _MARIAN = (
     *_marian_attention("decoder.{n}.cross", "model.decoder.layers.{n}.encoder_attn"),
     *both("decoder.{n}.norm2", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
 )
-_SHARED, _SOURCE, _TARGET, _OUTPUT = (
-    "model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight",
-)  # fmt: skip
+_SHARED, _SOURCE = "model.shared.weight", "model.encoder.embed_tokens.weight"
+_TARGET, _OUTPUT = "model.decoder.embed_tokens.weight", "lm_head.weight"
+_TIED = (*_MARIAN, Row("embedding.weight", _TARGET), Row("source_embedding.weight", _SOURCE))
 MARIAN = {
     "shared": Format("marian", (*_MARIAN, Row("embedding.weight", _SHARED)), ()),
-    "tied": Format("marian", (*_MARIAN, Row("embedding.weight", _TARGET), Row("source_embedding.weight", _SOURCE)), ()),
-    "separate": Format(
-        "marian",
-        (
-            *_MARIAN,
-            Row("embedding.weight", _TARGET),
-            Row("source_embedding.weight", _SOURCE),
-            Row("output.weight", _OUTPUT),
-        ),
-        (),
-    ),
+    "tied": Format("marian", _TIED, ()),
+    "separate": Format("marian", (*_TIED, Row("output.weight", _OUTPUT)), ()),
 }
 COPIES = {"shared": {_SOURCE: _SHARED, _TARGET: _SHARED, _OUTPUT: _SHARED}, "tied": {_OUTPUT: _TARGET}, "separate": {}}
 """What files may hold twice, and what it must be equal to."""
@@ -110,7 +100,6 @@ def read_marian(opened: Opened, name: str | None, notes: Notes) -> Checkpoint:
     config = marian_config(opened.settings, opened.path)
     require_floats(opened.tensors, opened.path)
     weights = _read_marian(opened.tensors, config, opened.path, notes)
-    require_finite(weights, opened.path)
     model = name if name is not None and registry.find(name).family == "transformer" else MARIAN_MODEL
     return Checkpoint(model, to_dict(config), weights=weights, details={"languages": ["source", "target"]})
 
@@ -261,19 +250,19 @@ def _require_even_parts(config: TransformerConfig, theirs: str) -> None:
 
 
 def _read(
-    found: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
+    format: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
 ) -> dict[str, Tensor]:
     """Ours of theirs, if they are all of the model and nothing else."""
-    state, unknown = found.read(tensors)
+    state, unknown = format.read(tensors)
     with torch.device("meta"):
         model = Transformer(config)
-    words = _words(model) if found is TORCH else {}
+    words = _words(model) if format is TORCH else {}
     own = {key: tensor.shape for key, tensor in model.state_dict().items() if key not in words}
-    differ = [f"{name}: not in the file" for key in own for name in _names(found, key) if name not in tensors]
+    differ = [f"{name}: not in the file" for key in own for name in format.names_of(key) if name not in tensors]
     differ += [f"{name}: not in the model" for name in unknown if name in tensors]
-    differ += [f"{name}: not in the model" for key in state if key not in own for name in _names(found, key)]
+    differ += [f"{name}: not in the model" for key in state if key not in own for name in format.names_of(key)]
     differ += [
-        f"{found.called(key)}: {tuple(own[key])} here, {tuple(state[key].shape)} in the file"
+        f"{format.called(key)}: {tuple(own[key])} here, {tuple(state[key].shape)} in the file"
         for key in own
         if key in state and own[key] != state[key].shape
     ]
@@ -282,15 +271,8 @@ def _read(
     return {key: tensor.float() for key, tensor in state.items()}
 
 
-def _names(found: Format, ours: str) -> list[str]:
-    """Their name of a tensor of ours, or those of its parts."""
-    theirs = found.called(ours) or ours
-    parts = re.search(r"\[(.*)\]", theirs)
-    return [re.sub(r"\[.*\]", part, theirs) for part in parts.group(1).split("|")] if parts else [theirs]
-
-
-def _write(found: Format, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    tensors, unknown = found.write({name: tensor.detach().cpu().float() for name, tensor in state.items()}, None)
+def _write(format: Format, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors, unknown = format.write({name: tensor.detach().cpu().float() for name, tensor in state.items()}, None)
     if unknown:
-        raise ConfigError(f"{found.name} has no name for {unknown[0]}")
+        raise ConfigError(f"{format.name} has no name for {unknown[0]}")
     return tensors

@@ -92,8 +92,8 @@ def translate_all(
         rows = torch.full((len(some), longest), tokenizers.source.pad)
         for row, n in zip(rows, some, strict=True):
             row[: len(encoded[n])] = torch.tensor(encoded[n])
-        found = search(rows.to(device))
-        for n, words, scores in zip(some, found.words.tolist(), found.scores.tolist(), strict=True):
+        result = search(rows.to(device))
+        for n, words, scores in zip(some, result.words.tolist(), result.scores.tolist(), strict=True):
             (text, score), *others = (
                 (tokenizers.target.decode(own), value) for own, value in zip(words, scores, strict=True)
             )
