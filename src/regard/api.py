@@ -20,8 +20,7 @@ from regard.run.repeat import repeat
 from regard.run.runner import report, resume_run, start
 from regard.run.settle import pick_device
 from regard.task import Predictor, Result
-from regard.tasks.images import network_of
-from regard.weights import Checkpoint, Run, is_marian, name_of, open_marian, open_weights, save_checkpoint
+from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint
 
 __all__ = [
     "check", "compare", "create", "demo", "evaluate", "load", "models", "pretrain", "probe", "report", "resume", "save",
@@ -73,20 +72,12 @@ def create(
         return registry.build(name, **fields)
     if name is not None:
         registry.find(name)
-    if is_marian(weights):
-        if classes is not None or fields or (name is not None and registry.find(name).family != "transformer"):
-            do = "give neither classes nor fields, and no name or a Transformer's"
-            raise ConfigError("a Marian model is what its config.json says, and nothing else", where=weights, do=do)
-        translator = open_marian(weights)
-        for line in translator.loaded.lines():
-            Progress(quiet).say(line)
-        return translator
     checkpoint, report = open_weights(weights, name, classes, **fields)
     for line in report.lines():
         Progress(quiet).say(line)
-    model = network_of(checkpoint)
+    model = checkpoint.build()
     model.loaded = report
-    return model
+    return model.eval() if model.config.inputs == "text" else model
 
 
 def save(

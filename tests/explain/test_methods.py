@@ -23,7 +23,7 @@ from regard.explain import (
 from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import Tape
-from regard.nn.attention import _Call
+from regard.nn.attention import _Call, _Scoring
 from tests.explain.explained import explain_class
 from tests.loading import load_classifier
 
@@ -40,7 +40,7 @@ def tape_of(*layers: torch.Tensor, gradients: tuple[torch.Tensor, ...] = ()) -> 
         q = weights.log() if weights.ndim == 3 else weights.log()[None]
         k = torch.eye(q.shape[-1], dtype=torch.float64).expand_as(q)
         arrived = {"last": gradients[number].expand_as(q)[None]} if gradients else {}
-        tape._calls.append(_Call("", q[None], k[None], 1.0, None, None, False, k[None], arrived))
+        tape._calls.append(_Call("", q[None], k[None], _Scoring(scale=1.0), k[None], arrived))
     return tape
 
 

@@ -38,10 +38,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Errors as ours; flags in full only; a usage line that names the positional arguments."""
 
-    def __init__(self, **options: Any):
+    def __init__(self, command: str, about: str | None, more: str | None = None):
         super().__init__(
-            argument_default=argparse.SUPPRESS, allow_abbrev=False, formatter_class=HelpFormatter, **options
-        )
+            f"regard {command}", description=about, epilog=more, argument_default=argparse.SUPPRESS, allow_abbrev=False,
+            formatter_class=HelpFormatter,
+        )  # fmt: skip
+        self.add_argument("--quiet", action="store_true", default=False, help="Print results only.")
 
     def error(self, message: str) -> Any:
         raise ConfigError(message, do=f"see {self.prog} --help")
@@ -171,7 +173,7 @@ def checked_options(group: type[Group], given: dict[str, Any], task: str) -> dic
     return values
 
 
-def parse(parser: Parser, words: Sequence[str], known: Iterable[str] = ()) -> dict[str, Any]:
+def parse(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
     """What the words name; a flag that does not exist is an error with a suggestion."""
     values, rest = parser.parse_known_args(list(words))
     positional = {action.dest for action in parser._get_positional_actions()}
@@ -182,7 +184,7 @@ def parse(parser: Parser, words: Sequence[str], known: Iterable[str] = ()) -> di
         name = word.partition("=")[0]
         if not name.startswith("--"):
             raise ConfigError(f"{word!r} is one word too many", do=f"see {parser.prog} --help")
-        raise ConfigError(f"there is no flag {name} here", do=did_you_mean(name, [*flags, *known]))
+        raise ConfigError(f"there is no flag {name} here", do=did_you_mean(name, flags))
     return given
 
 

@@ -55,17 +55,13 @@ IMAGES_HELP = (
 
 def run_train(words: Sequence[str], command: str = "train") -> None:
     """Train a model and write a run folder with figures, explanations and a report."""
-    about = {
-        "train": "Train a model and write a run folder with figures, explanations and a report.",
-        "pretrain": "Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it.",
-    }[command]
     entries = [entry for entry in reversed(tasks.TASKS) if entry.command == command]
     if "--help-all" in words:
-        return _help_all(command, about, entries, [word for word in words if word != "--help-all"])
-    given = parse(_parser(command, about, entries, "common"), words)
+        return _help_all(command, entries, [word for word in words if word != "--help-all"])
+    given = parse(_parser(command, entries, "common"), words)
     data, ray = given.pop("data"), given.pop("ray", None)
     same: dict[str, Any] = {
-        "quiet": given.pop("quiet", False),
+        "quiet": given.pop("quiet"),
         "command": command_line(),
         "resume": given.pop("resume", False),
     }
@@ -98,25 +94,24 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     print(made.path / "summary.json")
 
 
-def _help_all(command: str, about: str, entries: Sequence[tasks.Entry], words: Sequence[str]) -> None:
+def _help_all(command: str, entries: Sequence[tasks.Entry], words: Sequence[str]) -> None:
     """Every setting: of the task of the data and of the model, where the words name them."""
     model = None
     if words:
-        given = parse(_parser(command, about, entries), words)
+        given = parse(_parser(command, entries), words)
         entry, model = tasks.choose(given["data"], given, command)[0], given.get("model")
         check_settings(entry, {"model": model} if model else {})
         entries = [entry]
-    _parser(command, about, entries, model=model).print_help()
+    _parser(command, entries, model=model).print_help()
 
 
-def _parser(
-    command: str, about: str, entries: Sequence[tasks.Entry], shown: Shown = "all", model: str | None = None
-) -> Parser:
+def _parser(command: str, entries: Sequence[tasks.Entry], shown: Shown = "all", model: str | None = None) -> Parser:
+    about = (run_train if command == "train" else run_pretrain).__doc__
     more = f"""Recipes: {", ".join(name for entry in entries for name in entry.recipes)}.
 A recipe may change the defaults; a run prints what it uses and writes it to config.json."""
     if shown == "common":
         more += f"\n`regard {command} DATA --help-all` shows every setting for that data."
-    parser = Parser(prog=f"regard {command}", description=about, epilog=more)
+    parser = Parser(command, about, more)
     parser.add_argument("data", help=DATA_HELP if command == "train" else IMAGES_HELP)
     parser.add_argument("--resume", action="store_true", help="If --out already holds a run, resume it.")
     parser.add_argument(
@@ -127,7 +122,6 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument(
             "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
         )
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     add_settings(parser, [entry.config for entry in entries], shown, model)
     return parser
 
@@ -139,17 +133,14 @@ def run_pretrain(words: Sequence[str]) -> None:
 
 def run_check(words: Sequence[str]) -> None:
     """Read every sample of a data set and say what is there and what is wrong with it."""
-    parser = Parser(
-        prog="regard check", description="Read every sample of a data set and say what is there and what is wrong."
-    )
+    parser = Parser("check", run_check.__doc__)
     parser.add_argument("data", help=DATA_HELP)
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     for entry in tasks.TASKS:
         for _, setting, kind in entry.config.entries():
             if setting.metadata["opens"]:
                 add_setting(parser, setting.name, kind, setting.metadata["help"], setting.default)
     given = parse(parser, words)
-    data, quiet = given.pop("data"), given.pop("quiet", False)
+    data, quiet = given.pop("data"), given.pop("quiet")
     check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
@@ -158,28 +149,21 @@ def run_check(words: Sequence[str]) -> None:
     dataset.require_usable()
 
 
-RESUMED = ("device", "nonfinite", "timeout", "save_every")
-
-
 def run_resume(words: Sequence[str]) -> None:
     """Resume a run exactly where it was stopped."""
-    parser = Parser(prog="regard resume", description="Resume a run exactly where it was stopped.")
+    parser = Parser("resume", run_resume.__doc__)
     parser.add_argument("run", help="Run folder.")
     parser.add_argument("--data", metavar="DATA", help="Where its data is now. Default: where it was.")
     parser.add_argument("--workers", type=int, metavar="INT", help="Loader processes.")
     for _, entry, kind in RunConfig.entries():
-        if entry.name in RESUMED:
+        if entry.name in ("device", "nonfinite", "timeout", "save_every"):
             add_setting(parser, entry.name, kind, entry.metadata["help"])
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     given = parse(parser, words)
-    run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet", False)
+    run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet")
     require_path(run)
     from regard import api
 
     tell_run(api.resume(run, data=data, quiet=quiet, command=command_line(), **given))
-
-
-STUDIES = ("data-size", "positions", "norm", "attention")
 
 
 def run_study(words: Sequence[str]) -> None:
@@ -188,8 +172,8 @@ def run_study(words: Sequence[str]) -> None:
 Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sinusoids. It takes no data."""
     more = """Any setting of `regard train` can be given too, such as --out, --steps, --recipe or --lr:
 `regard train DATA --help-all` shows them."""
-    parser = Parser(prog="regard study", description=about, epilog=more)
-    parser.add_argument("kind", choices=STUDIES, help="What to compare.")
+    parser = Parser("study", about, more)
+    parser.add_argument("kind", choices=("data-size", "positions", "norm", "attention"), help="What to compare.")
     parser.add_argument("data", nargs="?", default="", help="Data as for train; none for attention.")
     parser.add_argument("--models", help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano.")
     parser.add_argument("--sizes", help="Numbers of training images, separated by commas.")
@@ -197,10 +181,9 @@ Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sin
     parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time (default: 1).")
     parser.add_argument("--quick", action="store_true", help="attention: a small form of it, in seconds.")
     parser.add_argument("--parts", help="attention: some of sinusoids,gradients,costs,bottleneck. Default: all.")
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], "none")
     given = parse(parser, words)
-    kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet", False)
+    kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet")
     if kind == "attention":
         return _attention(data, quiet, given)
     if not data:

@@ -35,17 +35,16 @@ def _of_task(run: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def run_eval(words: Sequence[str]) -> None:
     """Figures with 95 % intervals for a trained model on data."""
-    parser = Parser(prog="regard eval", description="Figures with 95 %% intervals for a trained model on data.")
+    parser = Parser("eval", run_eval.__doc__)
     parser.add_argument("run", help="Run folder or checkpoint file.")
     parser.add_argument("data", help="Data with labels, or with references.")
     help = "train, val, test, all, or a test set's name. Default: the test split, else all that the run has not seen."
     parser.add_argument("--split", metavar="SPLIT", help=help)
     parser.add_argument("--out", metavar="FILE", help="Write the figures to this .json.")
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     _options(parser, "EvalOptions")
     given = parse(parser, words)
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
-    split, quiet = given.pop("split", None), given.pop("quiet", False)
+    split, quiet = given.pop("split", None), given.pop("quiet")
     options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api
@@ -63,7 +62,7 @@ def run_eval(words: Sequence[str]) -> None:
 
 def run_predict(words: Sequence[str]) -> None:
     """Predict: label images, estimate numbers, translate sentences."""
-    parser = Parser(prog="regard predict", description="Predict: label images, estimate numbers, translate sentences.")
+    parser = Parser("predict", run_predict.__doc__)
     parser.add_argument(
         "run", help="Run folder or checkpoint file; for translation also the folder of an Opus-MT model."
     )
@@ -71,14 +70,13 @@ def run_predict(words: Sequence[str]) -> None:
         "inputs", nargs="*", help="Files, folders or globs; sentences, text files, or - for what is piped in."
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     _options(parser, "PredictOptions")
     given = parse(parser, words)
     run, inputs, out = given.pop("run"), given.pop("inputs", []), given.pop("out", None)
     if out and Path(out).suffix not in (".csv", ".json"):
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
-    quiet = given.pop("quiet", False)
+    quiet = given.pop("quiet")
     options = _of_task(run, "PredictOptions", given)
     from regard import api
 
@@ -98,18 +96,16 @@ def run_predict(words: Sequence[str]) -> None:
 
 def run_explain(words: Sequence[str]) -> None:
     """Show what a prediction was based on: input beside attention, and scores of the map."""
-    about = "Show what a prediction was based on: input beside attention, and scores of the map."
-    parser = Parser(prog="regard explain", description=about)
+    parser = Parser("explain", run_explain.__doc__)
     parser.add_argument("run", help="Run folder or checkpoint file.")
     parser.add_argument("inputs", nargs="+", help="Files, folders or globs; of a translator, sentences.")
     parser.add_argument(
         "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf (default: explanation.png)."
     )
-    parser.add_argument("--quiet", action="store_true", help="Print results only.")
     _options(parser, "ExplainOptions")
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
-    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet")
     options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
@@ -153,7 +149,7 @@ class Probe:
     methods: str = "few_shot,linear,neighbours"
     """Which probes, with commas."""
     shots: str | None = None
-    """Training images a class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are."""
+    """Training images per class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are."""
     draws: int = 5
     """How often the shots are drawn."""
     neighbours: int = 20
@@ -177,11 +173,10 @@ class Probe:
             shots = None if self.shots is None else [int(word) for word in self.shots.split(",")]
         except ValueError:
             raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10") from None
-        fields: dict[str, Any] = {"size": self.size and (self.size[0] if len(self.size) == 1 else self.size)}
-        fields = {name: value for name, value in (fields | {"heads": self.heads}).items() if value is not None}
         result = api.probe(
             self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
-            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, quiet=self.quiet, **fields,
+            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, quiet=self.quiet,
+            **_fields(self.size, self.heads),
         )  # fmt: skip
         print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
             (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
@@ -224,15 +219,15 @@ class Inspect:
                 images = own_pictures(self.run_folder, predictor.preparation)
             except RegardError as error:
                 print(f"only what needs no images is shown: {error.what}", file=sys.stderr)
-        found = predictor.inspect(images, registers=self.registers, quiet=self.quiet)
+        inspection = predictor.inspect(images, registers=self.registers, quiet=self.quiet)
         wanted: list[dict[str, Any]] = [{"target": name} for name in self.excite_class]
         wanted += [{"layer": layer, "head": head} for layer, head in self.excite_head]
         wanted += [{"layer": layer, "token": token} for layer, token in self.excite_token]
-        found = found.with_excited(*(predictor.visualise(quiet=self.quiet, **what) for what in wanted))
-        if self.registers and found.attends and found.registered is None:
+        inspection = inspection.with_excited(*(predictor.visualise(quiet=self.quiet, **what) for what in wanted))
+        if self.registers and inspection.attends and inspection.registered is None:
             print("there are no outlier tokens that registers could take", file=sys.stderr)
-        print(found.save(self.out))
-        print(found.describe())
+        print(inspection.save(self.out))
+        print(inspection.describe())
 
 
 @dataclass
@@ -275,11 +270,7 @@ class Convert:
         require_path(self.file)
         from regard.weights import convert
 
-        fields: dict[str, Any] = {
-            "heads": self.heads,
-            "size": self.size[0] if self.size and len(self.size) == 1 else self.size,
-        }
-        fields = {name: value for name, value in fields.items() if value is not None}
+        fields = _fields(self.size, self.heads)
         report, written = convert(self.file, self.out, self.to, self.model, self.classes, **fields)
         print(*report.lines(), sep="\n")
         print(f"{self.out}: {self.to} names, {'; '.join(written)}")
@@ -294,6 +285,12 @@ class Models:
 
         rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)) or "words", e.paper) for n, e in MODELS.items()]
         print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))
+
+
+def _fields(size: tuple[int, ...] | None, heads: int | None) -> dict[str, Any]:
+    """Fields of the config that are given; one number is the size along every axis."""
+    fields = {"size": size[0] if size and len(size) == 1 else size, "heads": heads}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _images(run: str) -> Any:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.geometry import TokenMap
 
@@ -50,6 +51,12 @@ class Network(nn.Module):
     def repeated(self) -> list[nn.Module]:
         """Its blocks, in order."""
         return [module for module in self.modules() if isinstance(module, self.BLOCKS)]
+
+    def run_block(self, block: nn.Module, *inputs: Tensor, **options: Any) -> Tensor:
+        """A block's output; with `checkpointing`, its activations are not kept."""
+        if self.checkpointing and self.training:
+            return checkpoint(block, *inputs, use_reentrant=False, **options)  # pyright: ignore[reportReturnType]
+        return block(*inputs, **options)
 
     def compiled(self) -> list[nn.Module]:
         """What is compiled, each by itself: all blocks share one graph, so it takes seconds, not minutes."""

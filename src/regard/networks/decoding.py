@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.networks.translator import Translator
@@ -232,13 +232,11 @@ def time_to_check(step: int, source: Tensor) -> bool:
 
 
 @contextmanager
-def evaluating(model: Translator) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and then as it was."""
     training = model.training
-    if training:
-        model.eval()
+    model.eval()
     try:
         yield
     finally:
-        if training:
-            model.train()
+        model.train(training)

@@ -42,12 +42,12 @@ def attend(
     >>> attend(q, k, k, scale=1.0)
     tensor([[0.1000, 0.6229, 0.2463]])
     """
-    alone = mask is None and bias is None
-    limits = None if alone else _limits(q, k, mask, bias, causal)
+    scoring, alone = _Scoring(scale, mask, bias, causal), mask is None and bias is None
+    limits = None if alone else _limits(q, k, scoring)
     if limits is not None and limits.dtype != torch.bool:
         limits = limits.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=limits, is_causal=causal and alone, scale=scale)
-    _record(q, k, v, out, scale, mask, bias, causal)
+    _record(q, k, v, out, scoring)
     return out
 
 
@@ -60,8 +60,9 @@ def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Te
     >>> attend_additive(q, k, k, torch.tensor([1.0, 1.0]))
     tensor([[ 0.5000, -0.5000]])
     """
-    out = _softmax(q, k, None, mask, None, False, vector) @ v
-    _record(q, k, v, out, None, mask, None, False, vector)
+    scoring = _Scoring(mask=mask, vector=vector)
+    out = _softmax(q, k, scoring) @ v
+    _record(q, k, v, out, scoring)
     return out
 
 
@@ -75,14 +76,26 @@ def attention_weights(
     causal: bool = False,
 ) -> Tensor:
     """The weights (B, H, Q, K) themselves, for models whose features they are. Arguments as in `attend`."""
-    weights = _softmax(q, k, scale, mask, bias, causal)
-    _record(q, k, None, weights, scale, mask, bias, causal)
+    scoring = _Scoring(scale, mask, bias, causal)
+    weights = _softmax(q, k, scoring)
+    _record(q, k, None, weights, scoring)
     return weights
 
 
-def _limits(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor | None:
+class _Scoring(NamedTuple):
+    """How a query scores the keys; the arguments of `attend`, or the vector of `attend_additive`."""
+
+    scale: float | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    causal: bool = False
+    vector: Tensor | None = None
+
+
+def _limits(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor | None:
     """Mask, bias and causality as one tensor: bool (may look) without a bias, else added to the scores."""
-    if causal:
+    mask, bias = scoring.mask, scoring.bias
+    if scoring.causal:
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask = past if mask is None else mask & past
     if bias is None or mask is None:
@@ -90,20 +103,12 @@ def _limits(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, caus
     return bias.masked_fill(~mask, float("-inf"))
 
 
-def _softmax(
-    q: Tensor,
-    k: Tensor,
-    scale: float | None,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    vector: Tensor | None = None,
-) -> Tensor:
-    if vector is None:
-        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+def _softmax(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor:
+    if scoring.vector is None:
+        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
     else:
-        scores = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ vector
-    limits = _limits(q, k, mask, bias, causal)
+        scores = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ scoring.vector
+    limits = _limits(q, k, scoring)
     if limits is None:
         return scores.softmax(-1)
     if limits.dtype == torch.bool:
@@ -114,17 +119,7 @@ def _softmax(
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
-def _record(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    out: Tensor,
-    scale: float | None,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    vector: Tensor | None = None,
-) -> None:
+def _record(q: Tensor, k: Tensor, v: Tensor | None, out: Tensor, scoring: _Scoring) -> None:
     # A ContextVar cannot be traced, so compiled and exported graphs must not reach it; `capture`
     # makes compiled models run eagerly instead.
     if torch.compiler.is_compiling():
@@ -132,11 +127,9 @@ def _record(
     for tape in _TAPES.get():
         if tape._running:
             # Cloned because q, k and v are usually views of one projection that would stay alive as a whole.
-            keys = q.detach().clone(), k.detach().clone()
-            limits = None if mask is None else mask.detach(), None if bias is None else bias.detach()
             values = v.detach().clone() if tape._gradients and v is not None else None
-            added = None if vector is None else vector.detach()
-            call = _Call(tape._name, *keys, scale, *limits, causal, values, {}, added)
+            detached = _Scoring(*(part.detach() if isinstance(part, Tensor) else part for part in scoring))
+            call = _Call(tape._name, q.detach().clone(), k.detach().clone(), detached, values, {})
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
                 out.register_hook(lambda gradient, call=call: call.arrived.update(last=gradient.detach()))
@@ -151,15 +144,10 @@ class _Call(NamedTuple):
     name: str
     q: Tensor
     k: Tensor
-    scale: float | None
-    mask: Tensor | None
-    bias: Tensor | None
-    causal: bool
+    scoring: _Scoring
     v: Tensor | None
     arrived: dict[str, Tensor]
     """Under "last", the gradient that came back to the output in the latest backward pass."""
-    vector: Tensor | None = None
-    """What scores are made with where they are additive."""
 
 
 class Tape:
@@ -186,10 +174,8 @@ class Tape:
     @property
     def nbytes(self) -> int:
         """What the tape holds, in bytes."""
-        held = (
-            t for call in self._calls for t in (call.q, call.k, call.v, call.mask, call.bias, *call.arrived.values())
-        )
-        return sum(t.nbytes for t in held if t is not None)
+        held = (t for call in self._calls for t in (*call[:3], call.v, *call.scoring, *call.arrived.values()))
+        return sum(t.nbytes for t in held if isinstance(t, Tensor))
 
     def heads(self, layer: int | str) -> int:
         """How many heads a layer has."""
@@ -252,7 +238,9 @@ class Tape:
             return t.select(-3, head if t.shape[-3] > 1 else 0)
 
         q, k = (_precise(t, head) for t in (call.q, call.k))
-        weights = _softmax(q, k, call.scale, pick(call.mask), pick(call.bias), call.causal, _like(call.vector, q))
+        rule = call.scoring
+        vector = None if rule.vector is None else rule.vector.to(q.dtype)
+        weights = _softmax(q, k, rule._replace(mask=pick(rule.mask), bias=pick(rule.bias), vector=vector))
         return weights if weights.ndim > 2 else weights[None]
 
     @staticmethod
@@ -261,10 +249,6 @@ class Tape:
         if call.v is not None:
             slopes = slopes @ _precise(call.v, head).transpose(-2, -1)
         return slopes if slopes.ndim > 2 else slopes[None]
-
-
-def _like(t: Tensor | None, other: Tensor) -> Tensor | None:
-    return None if t is None else t.to(other.dtype)
 
 
 def _precise(t: Tensor, head: int) -> Tensor:

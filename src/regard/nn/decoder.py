@@ -54,7 +54,7 @@ class DecoderBlock(nn.Module):
         """The next word of each beam, (B, K, width) in and out: word number `at`, a tensor of one number.
 
         `own` (B, 1, K, T · K) says which of all beams' first T words, this one with them, are a beam's own past: beams
-        that go on from the same one share it, and nothing has to be moved. `mask` as in `forward`. Keys and values of
+        that continue the same one share it, and nothing has to be moved. `mask` as in `forward`. Keys and values of
         this word are written into the past, in place.
         """
         x = self._branch(self.norm1, x, lambda words: self._look_back(words, past, at, own))

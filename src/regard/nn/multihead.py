@@ -90,7 +90,7 @@ class MultiHeadAttention(Attention):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _divided(self, parts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
-        """The one matrix and its bias in parts. Divided once a pass, for each time costs a copy going backward."""
+        """The one matrix and its bias in parts. Divided once per pass, for each time costs a copy going backward."""
         weights, bias = self.qkv.weight.split(parts), self.qkv.bias
         return list(zip(weights, [None] * len(parts) if bias is None else bias.split(parts), strict=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from regard.run.runner import plain_settings, read_config
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
 from regard.tasks import Entry
-from regard.weights import Run, find_file, is_marian, seen_samples
+from regard.weights import Run, identify, seen_samples
 
 
 def check(data: str | Path, progress: Progress, command: str = "train", **settings: Any) -> Dataset:
@@ -34,28 +33,11 @@ def task_of(path: str | Path) -> Entry:
     """The task of a run folder, a checkpoint or others' weights."""
     if entry := tasks.of_run(path):
         return entry
-    path = Path(path).expanduser()
-    if is_marian(path):
-        return tasks.for_weights("", "transformer_base")
-    header = _header(find_file(path))
+    task, model = identify(path)
     try:
-        return tasks.for_weights(str(header.get("task", "")), str(header.get("model", "vit_s16")))
+        return tasks.for_weights(task, model or "vit_s16")
     except RegardError as error:
         raise RunError(f"the checkpoint is damaged: {error.what}", where=path) from None
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours says of itself, without its weights being read; nothing of others'."""
-    from safetensors import SafetensorError, safe_open
-
-    if path.suffix != ".safetensors" or not path.is_file():
-        return {}
-    try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("regard", "{}"))
-        return about if isinstance(about, dict) else {}
-    except (SafetensorError, ValueError, RecursionError):
-        return {}
 
 
 def load(path: str | Path, device: str = "auto", progress: Progress | None = None, **options: Any) -> Predictor:

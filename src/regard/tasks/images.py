@@ -70,13 +70,6 @@ EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
 
-def network_of(checkpoint: Checkpoint) -> Network:
-    """The network that a checkpoint holds."""
-    model: Network = registry.build(checkpoint.model, **checkpoint.config)
-    model.load_state_dict(checkpoint.weights)
-    return model
-
-
 def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
     """Read every image once, saying what they are."""
     source = open_source(data, labels)
@@ -178,7 +171,7 @@ class ImageTask(Task):
             return registry.build(model.model, **about["model"])
         if self.job.start is None:
             return registry.build(model.model, classes=self.outputs(self.dataset), **model.fields())
-        return network_of(self.job.start.with_rates(model.fields()))
+        return self.job.start.with_rates(model.fields()).build()
 
     def assemble(self, network: Network) -> Any:
         """The module to train, made of the network."""
@@ -308,7 +301,7 @@ class ImagePredictor:
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         assert checkpoint.preparation is not None
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
-        self.model = network_of(checkpoint)
+        self.model = checkpoint.build()
         self.model.to(device).eval()
         self.random_models: list[Network] = []
 

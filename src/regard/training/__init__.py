@@ -1,4 +1,4 @@
-"""The training loop, what moves the weights, and what lets a run stop anywhere and go on."""
+"""The training loop, what moves the weights, and what lets a run stop anywhere and resume."""
 
 from regard.training.adapt import adapt, layer_numbers
 from regard.training.distributed import ALONE, World, joined

@@ -95,7 +95,7 @@ def watched(world: World) -> Iterator[None]:
             raise
         raise RunError(
             f"process {world.rank} of {world.size} lost another one, which died or hangs: {str(error).splitlines()[0]}",
-            do="look at the others' errors; `regard resume RUN` under torchrun goes on from the last saved state",
+            do="look at the others' errors; `regard resume RUN` under torchrun resumes from the last saved state",
         ) from None
 
 

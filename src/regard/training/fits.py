@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from regard.data.batch import Batch
 from regard.errors import ConfigError, RunError
@@ -15,8 +14,6 @@ from regard.settings import RunConfig
 from regard.task import Objective
 from regard.training.gradients import autocast
 
-MOST = 4096
-
 
 def largest_batch(
     model: Network,
@@ -24,7 +21,7 @@ def largest_batch(
     blank: Callable[[int], Batch],
     config: RunConfig,
     device: torch.device,
-    most: int = MOST,
+    most: int = 4096,
 ) -> int:
     """The largest power of two, up to `most`, of images whose gradients fit in memory beside the optimizer's state."""
     if device.type != "cuda":
@@ -54,13 +51,8 @@ def _try_out(
         except torch.OutOfMemoryError:
             break
         best = batch
-        _forget(twin)
+        twin.zero_grad()
     del held
     if not best:
         raise RunError("not even two images fit in memory", do="give a smaller --size or --model, or --checkpointing")
     return best
-
-
-def _forget(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None

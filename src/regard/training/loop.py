@@ -1,4 +1,4 @@
-"""One training loop for every task: batches in, better weights out, a row of figures an epoch."""
+"""One training loop for every task: batches in, better weights out, a row of figures per epoch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -34,10 +35,10 @@ LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
 
 @dataclass
 class History:
-    """What happened: one row an epoch, the best of them (by validation, or the last), and how far the run has come.
+    """What happened: one row per epoch, the best of them (by validation, or the last), and how far the run has come.
 
-    The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can go on
-    from it.
+    The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can
+    resume from it.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -181,8 +182,8 @@ class Training:
     def _look(self) -> None:
         """Was every step finite? One that was not has changed nothing, and its images are written down."""
         flags = torch.stack([bad for bad, _ in self.unseen]).tolist()
-        found, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
-        for numbers in found:
+        skipped, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
+        for numbers in skipped:
             self.history.skipped += 1
             self.writer.trouble(self.history, numbers, "loss or gradient not finite")
             if self.config.machine.nonfinite == "stop":
@@ -195,23 +196,17 @@ class Training:
 
     def _due_to_validate(self) -> bool:
         """Every epoch; of a run by steps, whose epochs may be short, some."""
-        done = self.history.updates == self.steps
-        return (
-            done
-            or not self.config.optim.steps
-            or self.history.epoch % max(1, self.config.optim.epochs // VALIDATIONS) == 0
-        )
+        optim, history = self.config.optim, self.history
+        every = max(1, optim.epochs // VALIDATIONS) if optim.steps else 1
+        return history.updates == self.steps or history.epoch % every == 0
 
     def _validate(self) -> None:
         """Validate at the end of an epoch."""
         history = self.history
-        self._swap()
-        try:
+        with self._averaged():
             with torch.compiler.set_stance("force_eager"), autocast(self.config, self.device):
                 figures = self.evaluate(self.model, self.check)
-        except BaseException:
-            self._swap()
-            raise
+            weights = {name: unshard(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
         loss = self.world.sums([float(self.total)])[0] / history.batches
         history.seconds = time.monotonic() - self.began
         optim = self.config.optim
@@ -225,7 +220,6 @@ class Training:
             **{f"val_{name}": round(value, 5) for name, value in figures.items()},
         }
         if not math.isfinite(loss + figures["loss"]):
-            self._swap()
             raise DivergedError(
                 f"the loss is not a number in epoch {history.epoch}; the weights kept are those from before",
                 do="lower --lr, keep --clip on, or train in fp32",
@@ -235,13 +229,18 @@ class Training:
         if history.best is None or optim.choose == "last" or self._rank(row) >= self._rank(history.best):
             history.best = row
             names.append("best")
-        weights = {name: unshard(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
         self.fresh |= dict.fromkeys(names, weights)
-        self._swap()
 
-    def _swap(self) -> None:
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The model with its averaged weights, if there are any."""
         if self.average:
             self.average.swap()
+        try:
+            yield
+        finally:
+            if self.average:
+                self.average.swap()
 
     def check(self, *_: object) -> None:
         """Here the run may stop: everything is between two steps."""

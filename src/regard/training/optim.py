@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -149,13 +149,8 @@ class Average:
         self.decay, self.updates = decay, 0
         floating = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
         self.averages = {name: t.detach().clone() for name, t in floating.items()}
-        self.source, self.shadow = (
-            [local_shard(t) for t in floating.values()],
-            [local_shard(t) for t in self.averages.values()],
-        )
-
-    def named(self) -> Iterable[tuple[str, Tensor]]:
-        return self.averages.items()
+        self.source = [local_shard(t) for t in floating.values()]
+        self.shadow = [local_shard(t) for t in self.averages.values()]
 
     @torch.no_grad()
     def update(self) -> None:

@@ -1,4 +1,4 @@
-"""All that a run needs to go on exactly where it was, as named tensors and plain values: safetensors and JSON.
+"""All that a run needs to resume exactly where it was, as named tensors and plain values: safetensors and JSON.
 
 One file; or, of a model sharded over processes, a folder that each of them writes its shards to (torch's distributed
 checkpoint in its safetensors form). Either can be read by any number of processes, sharded or not.
@@ -20,7 +20,7 @@ from regard.config import read_json
 from regard.errors import RunError
 from regard.training.distributed import World, load_shards, save_shards, shard_like, shard_shapes
 from regard.training.optim import Average
-from regard.weights import to_json, write_aside
+from regard.weights import to_json, write_aside, write_text
 
 FORMAT = "regard-state-1"
 
@@ -69,7 +69,7 @@ def unpack(state: State, model: nn.Module, optimizers: list[torch.optim.Optimize
 def _live(model: nn.Module, average: Average | None) -> dict[str, Tensor]:
     tensors = {f"model/{name}": tensor.detach() for name, tensor in model.state_dict().items()}
     if average:
-        tensors |= {f"average/{name}": tensor for name, tensor in average.named()}
+        tensors |= {f"average/{name}": tensor for name, tensor in average.averages.items()}
     return tensors
 
 
@@ -94,8 +94,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], wo
     save_shards(folder, tensors)
     world.wait()
     if world.first:
-        text = to_json(header | {"folder": folder.name})
-        write_aside(pointer, lambda aside: aside.write_text(text, encoding="utf-8"))
+        write_text(pointer, to_json(header | {"folder": folder.name}))
         path.unlink(missing_ok=True)
         for old in path.parent.glob(f"{path.stem}-*"):
             if old != folder:

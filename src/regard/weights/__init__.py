@@ -3,10 +3,10 @@
 from regard.weights.average import average
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
-from regard.weights.load import find_file, name_of, open_weights
+from regard.weights.load import find_file, identify, name_of, open_weights
 from regard.weights.notes import LoadReport
-from regard.weights.run import Run, find_run, seen_samples, to_json, write_text
-from regard.weights.seq2seq import is_marian, open_marian, read_torch, save_marian, write_torch
+from regard.weights.run import Run, find_run, seen_samples, to_csv, to_json, write_text
+from regard.weights.seq2seq import read_torch, save_marian, write_torch
 from regard.weights.transfer import Start, open_start
 
 __all__ = [
@@ -18,15 +18,15 @@ __all__ = [
     "convert",
     "find_file",
     "find_run",
-    "is_marian",
+    "identify",
     "name_of",
-    "open_marian",
     "open_start",
     "open_weights",
     "read_torch",
     "save_checkpoint",
     "save_marian",
     "seen_samples",
+    "to_csv",
     "to_json",
     "write_aside",
     "write_text",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RunError
-from regard.weights.notes import unlike
+from regard.weights.notes import mismatch
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -28,7 +28,7 @@ def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             if name in state and first[name].shape != state[name].shape
         ]
         if odd:
-            raise unlike(odd, f"checkpoints 0 and {number}")
+            raise mismatch(odd, f"checkpoints 0 and {number}")
     mean: dict[str, Tensor] = {}
     for name, tensor in last.items():
         if tensor.is_floating_point():

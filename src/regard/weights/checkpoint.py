@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard import registry
 from regard.config import make
 from regard.data import Preparation
 from regard.errors import RunError
@@ -36,6 +37,12 @@ class Checkpoint:
     """The name of the task; none for others' weights."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this task needs, such as the languages of a translator."""
+
+    def build(self) -> Any:
+        """The network with these weights."""
+        model = registry.build(self.model, **self.config)
+        model.load_state_dict(self.weights)
+        return model
 
     def about(self) -> dict[str, Any]:
         """All but the weights, as the header of a file says it."""
@@ -84,6 +91,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     write_aside(path, lambda aside: save_file(tensors, aside, metadata=metadata))
 
 
+def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """A safetensors file for others to read."""
+    from safetensors.torch import save_file
+
+    apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # no two share memory
+    write_aside(path, lambda aside: save_file(apart, aside, metadata={"format": "pt", **(about or {})}))
+
+
 def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], path: Path) -> Checkpoint:
     """A checkpoint from what a safetensors file holds."""
     if metadata.get("format") != FORMAT:
@@ -100,6 +115,20 @@ def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], pa
         return Checkpoint(str(about["model"]), config, classes, preparation, about["progress"], weights, task, details)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
+
+
+def header(path: Path) -> dict[str, Any]:
+    """What a checkpoint of ours says of itself, without its weights being read; nothing of others'."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.suffix != ".safetensors" or not path.is_file():
+        return {}
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("regard", "{}"))
+        return about if isinstance(about, dict) else {}
+    except (SafetensorError, ValueError, RecursionError):
+        return {}
 
 
 def _safetensors_error() -> type[Exception]:

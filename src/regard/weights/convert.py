@@ -12,10 +12,12 @@ from torch import Tensor
 from regard import registry
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.networks.config import ImageConfig
-from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
+from regard.weights.checkpoint import Checkpoint, save_checkpoint, save_tensors, write_aside
 from regard.weights.families import FAMILIES, NAMES
+from regard.weights.family import refuse
 from regard.weights.load import open_weights
 from regard.weights.notes import LoadReport
+from regard.weights.run import to_json, write_text
 
 ENDINGS = {"regard": ".safetensors", "timm": ".safetensors", "torchvision": ".safetensors", "dinov2": ".safetensors",
            "google": ".npz", "hf": ""}  # fmt: skip
@@ -55,7 +57,8 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
         save_checkpoint(out, checkpoint)
         return [f"{len(checkpoint.weights)} tensors"]
     config = registry.configure(checkpoint.model, **checkpoint.config)
-    tensors, settings, header, notes = FAMILIES[config.family].write(checkpoint.weights, config, to)
+    write = FAMILIES[config.family].write if config.family in FAMILIES else refuse
+    tensors, settings, header, notes = write(checkpoint.weights, config, to)
     labels, processor = dict(enumerate(checkpoint.classes)), _processor(checkpoint, config)
     if to == "google":
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -75,14 +78,6 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
         said = ", ".join(f"{name} ({value})" for name, value in header.items())
         notes.append(f"{said}, classes and normalisation are in the file's header, for Regard to read")
     return [f"{len(tensors)} tensors", *notes]
-
-
-def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
-    """A safetensors file for others to read."""
-    from safetensors.torch import save_file
-
-    apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # no two share memory
-    write_aside(path, lambda aside: save_file(apart, aside, metadata={"format": "pt", **(about or {})}))
 
 
 def _processor(checkpoint: Checkpoint, config: ImageConfig) -> dict[str, Any]:
@@ -107,5 +102,4 @@ def _write_folder(out: Path, tensors: dict[str, Tensor], settings: dict[str, Any
     prefixed = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
     save_tensors(prefixed, out / "model.safetensors")
     for name, value in (("config.json", settings), ("preprocessor_config.json", processor)):
-        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        write_aside(out / name, lambda aside, text=text: aside.write_text(text, encoding="utf-8"))
+        write_text(out / name, to_json(value))

@@ -23,8 +23,8 @@ from regard.weights.notes import Notes, shortened
 def recognise(opened: Opened) -> tuple[Family, Format]:
     """The family and the format of a file's names; an error says how it differs from the nearest."""
     for family in FAMILIES.values():
-        if found := detect(opened.tensors, family.formats):
-            return family, found
+        if format := detect(opened.tensors, family.formats):
+            return family, format
     if {family.own for family in FAMILIES.values()} & set(opened.tensors):
         what = "the file holds Regard's own tensors without what says which model they are of"
         raise RunError(what, where=opened.path, do="write it by regard.save(model, path)")
@@ -42,16 +42,16 @@ def recognise(opened: Opened) -> tuple[Family, Format]:
 
 
 def read_foreign(
-    opened: Opened, family: Family, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+    opened: Opened, family: Family, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ImageConfig]:
     """Our state dict and the config it fits, from another's tensors."""
-    known = {key: t for key, t in opened.tensors.items() if found.knows(key) and not key.endswith(COUNTS)}
+    known = {key: t for key, t in opened.tensors.items() if format.knows(key) and not key.endswith(COUNTS)}
     require_floats(known, opened.path)
     dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
     if dtypes - {"float32"}:
         notes.changed.append(f"{', '.join(sorted(dtypes))} in the file is float32 in the model")
     assert family.read is not None  # it has formats
-    return family.read(opened, found, name, fields, notes)
+    return family.read(opened, format, name, fields, notes)
 
 
 def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
@@ -61,6 +61,14 @@ def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
     if odd:
         what = f"{len(odd)} weights are not floating-point numbers of 16 bits or more, such as {odd[0]}"
         raise RunError(what, where=where, do="give the file from before the weights were quantised")
+
+
+def require_finite(state: Mapping[str, Tensor], where: object) -> None:
+    """An error that names what a diverged training left."""
+    bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        do = "the training that wrote it diverged: take an earlier checkpoint"
+        raise RunError(f"{len(bad)} tensors hold NaN or infinity, such as {bad[0]}", where=where, do=do)
 
 
 def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
@@ -82,7 +90,7 @@ def _numbers(value: Any, count: int) -> bool:
     )
 
 
-def preparation_for(opened: Opened, found: Format, config: ImageConfig, notes: Notes) -> Preparation:
+def preparation_for(opened: Opened, format: Format, config: ImageConfig, notes: Notes) -> Preparation:
     """How its images are normalised: as the files beside it say, else as usual for the format."""
     beside = opened.preprocessor or opened.timm_settings
     said: list[Any] = [beside.get("image_mean", beside.get("mean")), beside.get("image_std", beside.get("std"))]
@@ -91,10 +99,10 @@ def preparation_for(opened: Opened, found: Format, config: ImageConfig, notes: N
     elif all(_numbers(v, config.channels) for v in said) and min(said[1]) > 0:
         mean, std = (tuple(map(float, v)) for v in said)
     else:
-        mean, std = IMAGENET if opened.settings.get("model_type") == "deit" else found.statistics
+        mean, std = IMAGENET if opened.settings.get("model_type") == "deit" else format.statistics
         if config.channels != 3:
             mean, std = ((sum(v) / len(v),) * config.channels for v in (mean, std))
-        notes.assumed.append(f"images are normalised by mean {mean} and deviation {std}, as usual for {found.name}")
+        notes.assumed.append(f"images are normalised by mean {mean} and deviation {std}, as usual for {format.name}")
     factor = beside.get("rescale_factor", 1 / 255) if beside.get("do_rescale", True) else 1
     if not _numbers([factor], 1) or factor < 1e-6:
         raise RunError(f"rescale_factor cannot be {factor!r}", where=opened.path.with_name("preprocessor_config.json"))

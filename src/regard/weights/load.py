@@ -15,18 +15,26 @@ import torch
 from torch import Tensor
 
 from regard import registry
-from regard.config import change, to_dict
+from regard.config import change, read_json, to_dict
 from regard.data import Preparation
 from regard.errors import ConfigError, RunError
 from regard.geometry import per_axis
 from regard.networks.base import Network
 from regard.networks.config import ImageConfig
-from regard.weights.checkpoint import Checkpoint, parse_checkpoint
+from regard.weights.checkpoint import Checkpoint, header, parse_checkpoint
 from regard.weights.families import FAMILIES
 from regard.weights.files import FOLDER_FILES, open_file
-from regard.weights.foreign import class_names, preparation_for, read_foreign, recognise, require_floats
-from regard.weights.notes import LoadReport, Notes, unlike
+from regard.weights.foreign import (
+    class_names,
+    preparation_for,
+    read_foreign,
+    recognise,
+    require_finite,
+    require_floats,
+)
+from regard.weights.notes import LoadReport, Notes, mismatch
 from regard.weights.run import Run
+from regard.weights.seq2seq import MARIAN_MODEL, read_marian
 
 
 def open_weights(
@@ -39,27 +47,34 @@ def open_weights(
     head even where it has as many classes.
     """
     opened, notes = open_file(find_file(path)), Notes()
-    where = opened.path
+    where, stored, label = opened.path, None, "regard"
     if "regard" in opened.metadata:
         stored = parse_checkpoint(opened.metadata, opened.tensors, where)
+    elif _is_marian(opened.settings):
+        stored, label = read_marian(opened, name, notes), "marian"
+    if stored is not None:
         held = _meta(stored.model, stored.config, where, tensors=len(stored.weights))
         if held.config.inputs == "text":
-            return _as_it_is(stored, held, path, where, {"name": name, "classes": classes} | fields)
+            _require_unchanged(stored, {"name": name, "classes": classes} | fields, where)
+            if differ := _differences(stored.weights, held):
+                raise mismatch(differ, where)
+            require_finite(stored.weights, where)
+            return stored, notes.report(str(path), label, opened)
         config: ImageConfig = held.config
         counts = {key for key, tensor in held.state_dict().items() if not tensor.is_floating_point()}
         require_floats({key: tensor for key, tensor in stored.weights.items() if key not in counts}, where)
         state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
-        label, called, theirs = "regard", name or stored.model, str
+        called, theirs = name or stored.model, str
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
-        family, found = recognise(opened)
-        state, config = read_foreign(opened, family, found, name, fields, notes)
+        family, format = recognise(opened)
+        state, config = read_foreign(opened, family, format, name, fields, notes)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
-        names, preparation = class_names(opened, config.classes), preparation_for(opened, found, config, notes)
-        label, called, theirs, stored_for = found.name, name, found.called, ("", {})
+        names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
+        label, called, theirs, stored_for = format.name, name, format.called, ("", {})
     body = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}  # a head may be replaced
     if differ := _differences(body, held, theirs, but="head."):  # before memory is asked for
-        raise unlike(differ, where)
+        raise mismatch(differ, where)
     state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
     target = _target(config, name, classes, fields, where)
     state, target, names = _adapt(state, config, target, names, new_head, notes)
@@ -70,29 +85,32 @@ def open_weights(
         if getattr(config, field) != getattr(target, field)
     ]
     if differ := differ + _differences(state, _meta(called, to_dict(target), where)):
-        raise unlike(differ, where)
+        raise mismatch(differ, where)
     require_finite(state, where)
-    notes.unused += opened.left
-    numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
-    told = (notes.assumed, notes.changed, notes.untrained, notes.unused)
-    report = LoadReport(str(path), label, numbers, *map(tuple, told))
     assert preparation is not None
     prepared, (task, details) = _prepare_for(target, preparation), stored_for
-    return Checkpoint(called, to_dict(target), names, prepared, {}, state, task, details), report
+    checkpoint = Checkpoint(called, to_dict(target), names, prepared, {}, state, task, details)
+    return checkpoint, notes.report(str(path), label, opened)
 
 
-def _as_it_is(
-    stored: Checkpoint, held: Network, path: str | Path, where: Path, asked: dict[str, Any]
-) -> tuple[Checkpoint, LoadReport]:
-    """A network that nothing can be changed about."""
+def identify(path: str | Path) -> tuple[str, str]:
+    """The task and the model that a file names, without reading its weights; empty where it names none."""
+    file = find_file(path)
+    about, beside = header(file), file.with_name("config.json")
+    if not about and beside.is_file() and _is_marian(read_json(beside)):
+        return "", MARIAN_MODEL
+    return str(about.get("task", "")), str(about.get("model", ""))
+
+
+def _is_marian(settings: Any) -> bool:
+    return isinstance(settings, dict) and settings.get("model_type") == "marian"
+
+
+def _require_unchanged(stored: Checkpoint, asked: dict[str, Any], where: Path) -> None:
+    """Nothing can be changed about a network for text."""
     for option, value in asked.items():
         if value is not None and value != getattr(stored, option, None) and (option, value) != ("name", stored.model):
             raise ConfigError(f"{option} cannot be changed in these weights", where=where, do=f"leave {option} out")
-    if differ := _differences(stored.weights, held):
-        raise unlike(differ, where)
-    require_finite(stored.weights, where)
-    numbers = sum(tensor.numel() for tensor in stored.weights.values())
-    return stored, LoadReport(str(path), "regard", numbers)
 
 
 def find_file(path: str | Path) -> Path:
@@ -122,10 +140,12 @@ def _target(
     """The config asked for: the file's, but for what the name and the caller say."""
     named = None if name is None else registry.configure(name)
     if named is not None and type(named) is not type(config):
-        raise unlike([f"{name} is asked for, and the file holds a {config.family}"], where)
+        raise mismatch([f"{name} is asked for, and the file holds a {config.family}"], where)
     said = {} if named is None else {field: getattr(named, field) for field in config.named_fields}
     if named is not None and len(named.size) != len(config.size):
-        raise unlike([f"{name} takes inputs of {len(named.size)} axes, the file's model of {len(config.size)}"], where)
+        raise mismatch(
+            [f"{name} takes inputs of {len(named.size)} axes, the file's model of {len(config.size)}"], where
+        )
     if classes is not None:
         said["classes"] = classes
     axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch") if key in fields}
@@ -184,14 +204,6 @@ def _differences(
     differ = [f"{theirs(n)}: {own[n]} here, {held[n]} in the file" for n in own if n in held and own[n] != held[n]]
     differ += [f"{theirs(n)}: not in the file" for n in own if n not in held]
     return differ + [f"{theirs(n)}: not in the model" for n in held if n not in own]
-
-
-def require_finite(state: Mapping[str, Tensor], where: object) -> None:
-    """An error that names what a diverged training left."""
-    bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
-    if bad:
-        do = "the training that wrote it diverged: take an earlier checkpoint"
-        raise RunError(f"{len(bad)} tensors hold NaN or infinity, such as {bad[0]}", where=where, do=do)
 
 
 def name_of(config: ImageConfig) -> str:

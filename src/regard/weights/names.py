@@ -1,4 +1,4 @@
-"""What others call our tensors: one table a format, read in both directions.
+"""What others call our tensors: one table per format, read in both directions.
 
 A row says our name, theirs and how the shape differs. `{n}` is a number (`{n+1}` counts from one), and
 `[query|key|value]` names the parts that ours holds stacked. Beside the state dict's own names, ours are
@@ -82,11 +82,11 @@ class Format:
         origins: dict[tuple[str, str], str] = {}
         unknown: list[str] = []
         for original, tensor in tensors.items():
-            found = _translate(self.respell(original), self.rows, "theirs")
-            if found is None:
+            match = _translate(self.respell(original), self.rows, "theirs")
+            if match is None:
                 unknown.append(original)
                 continue
-            row, ours, part = found
+            row, ours, part = match
             first = origins.setdefault((ours, part), original)
             if first != original:  # two spellings in one file: neither is the right one
                 unknown.append(f"{original} (a second {first})")
@@ -114,27 +114,35 @@ class Format:
         tensors: dict[str, Tensor] = {}
         unknown: list[str] = []
         for ours, tensor in state.items():
-            found = _translate(ours, self.rows, "ours")
-            if found is None:
+            match = _translate(ours, self.rows, "ours")
+            if match is None:
                 unknown.append(ours)
                 continue
-            row, theirs, _ = found
-            names = _parts(theirs) or ("",)
+            row, theirs, _ = match
+            names = _spell_out(theirs)
             values = tensor.chunk(len(names)) if len(names) > 1 else (tensor,)
-            for part, value in zip(names, values, strict=True):
-                name = re.sub(r"\[.*\]", part, theirs)
+            for name, value in zip(names, values, strict=True):
                 tensors[name] = row.shape.write(value, config).contiguous()
         return tensors, unknown
 
     def called(self, ours: str) -> str | None:
         """Their name for a tensor of ours, if they have one."""
-        found = _translate(ours, self.rows, "ours")
-        return found and found[1]
+        match = _translate(ours, self.rows, "ours")
+        return match and match[1]
+
+    def names_of(self, ours: str) -> list[str]:
+        """Their names for the parts of a tensor of ours; its own name if they have none."""
+        return _spell_out(self.called(ours) or ours)
 
 
 def _parts(pattern: str) -> tuple[str, ...]:
     group = re.search(r"\[(.*)\]", pattern)
     return tuple(group.group(1).split("|")) if group else ()
+
+
+def _spell_out(theirs: str) -> list[str]:
+    """The name of each part, where a name stands for several."""
+    return [re.sub(r"\[.*\]", part, theirs) for part in _parts(theirs)] or [theirs]
 
 
 @cache
@@ -149,9 +157,9 @@ def _translate(name: str, rows: tuple[Row, ...], side: str) -> tuple[Row, str, s
     """The row that has `name` on one side, the name on the other side, and which part it is."""
     for row in rows:
         here, there = (row.ours, row.theirs) if side == "ours" else (row.theirs, row.ours)
-        found = _pattern(here).fullmatch(name)
-        if found:
-            numbers = found.groupdict()
+        match = _pattern(here).fullmatch(name)
+        if match:
+            numbers = match.groupdict()
             part = numbers.pop("part", "") or ""
             for letter, number in numbers.items():
                 value = int(number) - (f"{{{letter}+1}}" in here)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from regard.errors import RunError
+from regard.weights.files import Opened
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,16 @@ class Notes:
         self.unused.append(f"{name} ({count:,} numbers){why}")
         self.left += count
 
+    def report(self, source: str, format: str, opened: Opened) -> LoadReport:
+        numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - self.left
+        told = (self.assumed, self.changed, self.untrained, [*self.unused, *opened.left])
+        return LoadReport(source, format, numbers, *map(tuple, told))
+
 
 def shortened(lines: list[str] | tuple[str, ...], most: int = 8) -> list[str]:
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
-def unlike(differ: list[str], where: object) -> RunError:
+def mismatch(differ: list[str], where: object) -> RunError:
     """The error that lists how a file and a model differ."""
     return RunError("the weights are not this model's:\n    " + "\n    ".join(shortened(differ)), where=where)

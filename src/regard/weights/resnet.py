@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from regard.networks.resnet.config import SMALL_SIDE, ResNetConfig
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import COUNTS, HALF, Format, Row, Shape
-from regard.weights.notes import Notes, unlike
+from regard.weights.notes import Notes, mismatch
 
 _WRAPPED = (r"^(module\.|_orig_mod\.|backbone\.|model\.|resnet\.|bit\.)+", "")
 
@@ -108,25 +109,25 @@ _ONLY = {
 
 
 def read(
-    opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+    opened: Opened, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ResNetConfig]:
     """Our state dict and the config it fits, from another's tensors; what does not fit is for the caller to see."""
     for key, only in _ONLY.items():
         if opened.settings.get(key, only) != only:
             what = f"its {key} is {opened.settings[key]!r}; ours is {only!r}"
             raise RunError(what, where=opened.path, do="no other kind of residual network is known here")
-    state, unknown = found.read(opened.tensors)
+    state, unknown = format.read(opened.tensors)
     _fill_counts(state)
-    differ = [f"{found.called(key)}: not in the file" for key in ("root.weight",) if key not in state]
+    differ = [f"{format.called(key)}: not in the file" for key in ("root.weight",) if key not in state]
     if differ := differ + [f"{key}: not in the model" for key in unknown]:
-        raise unlike(differ, opened.path)
+        raise mismatch(differ, opened.path)
     root, final = state["root.weight"], state.get("head.weight")
     if root.ndim != 4 or root.shape[2] not in (3, 7) or (final is not None and final.ndim != 2):
-        raise unlike([f"{found.called('root.weight')}: {tuple(root.shape)} in the file"], opened.path)
+        raise mismatch([f"{format.called('root.weight')}: {tuple(root.shape)} in the file"], opened.path)
     small = root.shape[2] == 3
     if small:
         notes.assumed.append("the first convolution, of 3 × 3, has stride 1 and no pooling after it")
-    kind = "bit" if found in (HF_BIT, TIMM_BIT) else "bottleneck" if "stages.0.0.conv3.weight" in state else "basic"
+    kind = "bit" if format in (HF_BIT, TIMM_BIT) else "bottleneck" if "stages.0.0.conv3.weight" in state else "basic"
     values = {
         "size": _size(opened, fields.get("size"), small, notes),
         "channels": root.shape[1],
@@ -147,11 +148,12 @@ def _fill_counts(state: dict[str, Tensor]) -> None:
 
 def _blocks(state: Mapping[str, Tensor], where: Path) -> tuple[int, ...]:
     """Blocks of each stage, which must be numbered without a gap."""
-    found = {tuple(map(int, m.groups())) for key in state if (m := re.match(r"stages\.(\d+)\.(\d+)\.", key))}
-    counts = [sum(stage == n for stage, _ in found) for n in range(1 + max((stage for stage, _ in found), default=0))]
+    numbers = {tuple(map(int, m.groups())) for key in state if (m := re.match(r"stages\.(\d+)\.(\d+)\.", key))}
+    stages = Counter(stage for stage, _ in numbers)
+    counts = [stages[n] for n in range(1 + max(stages, default=0))]
     whole = {(stage, unit) for stage, count in enumerate(counts) for unit in range(count)}
-    if found != whole or not all(counts):
-        raise unlike(["its blocks are not numbered one after another"], where)
+    if numbers != whole or not all(counts):
+        raise mismatch(["its blocks are not numbered one after another"], where)
     return tuple(counts)
 
 
@@ -191,11 +193,11 @@ def write(weights: Mapping[str, Tensor], config: ResNetConfig, to: str) -> Writt
     if config.stem == "small":
         notes.append("the first convolution is of 3 × 3 with stride 1 and no pooling follows: build the model so")
     if config.kind == "bit":
-        found = HF_BIT if to == "hf" else TIMM_BIT
+        format = HF_BIT if to == "hf" else TIMM_BIT
     else:
-        found = HF_RESNET if to == "hf" else TORCHVISION_RESNET
+        format = HF_RESNET if to == "hf" else TORCHVISION_RESNET
     state = {key: tensor.detach().cpu() for key, tensor in weights.items()}
-    tensors, unknown = found.write(state, config)
+    tensors, unknown = format.write(state, config)
     if unknown:
         raise RunError(f"{to} has no name for {unknown[0]}")
     return Written(tensors, _settings(config), {"image_size": list(config.size)}, notes)

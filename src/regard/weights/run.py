@@ -36,6 +36,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table whose columns are the keys of the first row."""
+    rows, text = list(rows), io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 @dataclass(frozen=True)
 class Run:
     """Paths of a run folder, and its files as values."""
@@ -57,7 +66,7 @@ class Run:
     def require_new(path: Path) -> None:
         path = path.expanduser()
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            do = "choose another --out; a run that was stopped goes on with `regard resume`"
+            do = "choose another --out; a run that was stopped is resumed by `regard resume`"
             raise RunError("the run folder exists and is not empty", where=path, do=do)
 
     @staticmethod
@@ -80,11 +89,7 @@ class Run:
         return read_json(self.path / name, most=2**30)  # lists of every image and kept attention are large
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        rows, text = list(rows), io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(self.path / name, text.getvalue())
+        write_text(self.path / name, to_csv(rows))
 
     def read_rows(self, name: str) -> list[dict[str, str]]:
         if not (self.path / name).is_file():

@@ -6,8 +6,6 @@ cosines; a target begins with padding. torch.nn.Transformer is the two stacks al
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,39 +13,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.config import make, read_json
+from regard import registry
+from regard.config import make, to_dict
 from regard.errors import ConfigError, RunError
 from regard.networks.transformer.config import TransformerConfig
 from regard.networks.transformer.network import Transformer
 from regard.nn import word_table
-from regard.weights.checkpoint import write_aside
-from regard.weights.convert import save_tensors
-from regard.weights.files import open_file
+from regard.weights.checkpoint import Checkpoint, save_tensors
+from regard.weights.files import Opened
 from regard.weights.foreign import require_floats
-from regard.weights.load import find_file, require_finite
-from regard.weights.names import Format, Row, Shape
-from regard.weights.notes import LoadReport, Notes, unlike
+from regard.weights.names import Format, Row, Shape, both
+from regard.weights.notes import Notes, mismatch
+from regard.weights.run import to_json, write_text
 
 EPS = 1e-5
 """Of every LayerNorm of theirs: neither says it anywhere."""
+MARIAN_MODEL = "transformer_base"
+"""The name its checkpoints go by; the config says every field."""
 ONE_ROW = Shape(lambda t: t.flatten(), lambda t, _: t[None])  # (1, N) and (N,)
 
 
-def _both(ours: str, theirs: str) -> tuple[Row, Row]:
-    return Row(f"{ours}.weight", f"{theirs}.weight"), Row(f"{ours}.bias", f"{theirs}.bias")
-
-
 def _marian_attention(ours: str, theirs: str) -> tuple[Row, ...]:
-    return *_both(f"{ours}.qkv", f"{theirs}.[q_proj|k_proj|v_proj]"), *_both(f"{ours}.out", f"{theirs}.out_proj")
+    return *both(f"{ours}.qkv", f"{theirs}.[q_proj|k_proj|v_proj]"), *both(f"{ours}.out", f"{theirs}.out_proj")
 
 
 def _marian_block(ours: str, theirs: str, last: str) -> tuple[Row, ...]:
     return (
         *_marian_attention(f"{ours}.attention", f"{theirs}.self_attn"),
-        *_both(f"{ours}.norm1", f"{theirs}.self_attn_layer_norm"),
-        *_both(f"{ours}.mlp.up", f"{theirs}.fc1"),
-        *_both(f"{ours}.mlp.down", f"{theirs}.fc2"),
-        *_both(f"{ours}.{last}", f"{theirs}.final_layer_norm"),
+        *both(f"{ours}.norm1", f"{theirs}.self_attn_layer_norm"),
+        *both(f"{ours}.mlp.up", f"{theirs}.fc1"),
+        *both(f"{ours}.mlp.down", f"{theirs}.fc2"),
+        *both(f"{ours}.{last}", f"{theirs}.final_layer_norm"),
     )
 
 
@@ -56,24 +52,15 @@ _MARIAN = (
     *_marian_block("encoder.{n}", "model.encoder.layers.{n}", "norm2"),
     *_marian_block("decoder.{n}", "model.decoder.layers.{n}", "norm3"),
     *_marian_attention("decoder.{n}.cross", "model.decoder.layers.{n}.encoder_attn"),
-    *_both("decoder.{n}.norm2", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
+    *both("decoder.{n}.norm2", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
 )
-_SHARED, _SOURCE, _TARGET, _OUTPUT = (
-    "model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight",
-)  # fmt: skip
+_SHARED, _SOURCE = "model.shared.weight", "model.encoder.embed_tokens.weight"
+_TARGET, _OUTPUT = "model.decoder.embed_tokens.weight", "lm_head.weight"
+_TIED = (*_MARIAN, Row("embedding.weight", _TARGET), Row("source_embedding.weight", _SOURCE))
 MARIAN = {
     "shared": Format("marian", (*_MARIAN, Row("embedding.weight", _SHARED)), ()),
-    "tied": Format("marian", (*_MARIAN, Row("embedding.weight", _TARGET), Row("source_embedding.weight", _SOURCE)), ()),
-    "separate": Format(
-        "marian",
-        (
-            *_MARIAN,
-            Row("embedding.weight", _TARGET),
-            Row("source_embedding.weight", _SOURCE),
-            Row("output.weight", _OUTPUT),
-        ),
-        (),
-    ),
+    "tied": Format("marian", _TIED, ()),
+    "separate": Format("marian", (*_TIED, Row("output.weight", _OUTPUT)), ()),
 }
 COPIES = {"shared": {_SOURCE: _SHARED, _TARGET: _SHARED, _OUTPUT: _SHARED}, "tied": {_OUTPUT: _TARGET}, "separate": {}}
 """What files may hold twice, and what it must be equal to."""
@@ -83,10 +70,10 @@ def _torch_block(ours: str, theirs: str) -> tuple[Row, ...]:
     return (
         Row(f"{ours}.attention.qkv.weight", f"{theirs}.self_attn.in_proj_weight"),
         Row(f"{ours}.attention.qkv.bias", f"{theirs}.self_attn.in_proj_bias"),
-        *_both(f"{ours}.attention.out", f"{theirs}.self_attn.out_proj"),
-        *_both(f"{ours}.mlp.up", f"{theirs}.linear1"),
-        *_both(f"{ours}.mlp.down", f"{theirs}.linear2"),
-        *_both(f"{ours}.norm{{c}}", f"{theirs}.norm{{c}}"),
+        *both(f"{ours}.attention.out", f"{theirs}.self_attn.out_proj"),
+        *both(f"{ours}.mlp.up", f"{theirs}.linear1"),
+        *both(f"{ours}.mlp.down", f"{theirs}.linear2"),
+        *both(f"{ours}.norm{{c}}", f"{theirs}.norm{{c}}"),
     )
 
 
@@ -97,44 +84,27 @@ TORCH = Format(
         *_torch_block("decoder.{n}", "decoder.layers.{n}"),
         Row("decoder.{n}.cross.qkv.weight", "decoder.layers.{n}.multihead_attn.in_proj_weight"),
         Row("decoder.{n}.cross.qkv.bias", "decoder.layers.{n}.multihead_attn.in_proj_bias"),
-        *_both("decoder.{n}.cross.out", "decoder.layers.{n}.multihead_attn.out_proj"),
-        *_both("encoder_norm", "encoder.norm"),
-        *_both("decoder_norm", "decoder.norm"),
+        *both("decoder.{n}.cross.out", "decoder.layers.{n}.multihead_attn.out_proj"),
+        *both("encoder_norm", "encoder.norm"),
+        *both("decoder_norm", "decoder.norm"),
     ),
     (),
 )
 
 
-def is_marian(path: str | Path) -> bool:
-    """Whether a config.json, in the folder or beside the file, says that the weights are Marian's."""
-    path = Path(path).expanduser()
-    beside = (path if path.is_dir() else path.parent) / "config.json"
-    settings = read_json(beside) if beside.is_file() else None
-    return isinstance(settings, dict) and settings.get("model_type") == "marian"
-
-
-def open_marian(path: str | Path) -> Transformer:
+def read_marian(opened: Opened, name: str | None, notes: Notes) -> Checkpoint:
     """The translator in a folder of transformers' (config.json and weights), such as any Opus-MT model's.
 
-    What became of the file is said in its `loaded`.
+    The files decide its shape: a `name` need only be a Transformer's.
     """
-    opened, notes = open_file(find_file(path)), Notes()
-    where, settings = opened.path, opened.settings
-    if settings.get("model_type") != "marian":
-        kind = f"a {settings['model_type']!r}" if "model_type" in settings else "no config.json that says what it is"
-        raise RunError(f"Marian models are read here, and this has {kind}", where=where.parent)
-    config = marian_config(settings, where)
-    require_floats(opened.tensors, where)
-    state = read_marian(opened.tensors, config, where, notes)
-    require_finite(state, where)
-    model = Transformer(config)
-    model.load_state_dict(state)
-    numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - notes.left
-    model.loaded = LoadReport(str(path), "marian", numbers, unused=(*notes.unused, *opened.left))
-    return model.eval()
+    config = marian_config(opened.settings, opened.path)
+    require_floats(opened.tensors, opened.path)
+    weights = _read_marian(opened.tensors, config, opened.path, notes)
+    model = name if name is not None and registry.find(name).family == "transformer" else MARIAN_MODEL
+    return Checkpoint(model, to_dict(config), weights=weights, details={"languages": ["source", "target"]})
 
 
-def marian_config(settings: Mapping[str, Any], where: object = None) -> TransformerConfig:
+def marian_config(settings: Mapping[str, Any], where: Path) -> TransformerConfig:
     """Our config from the words of its config.json; what ours cannot be is an error that names it."""
     fixed = {"scale_embedding": True, "normalize_before": False, "normalize_embedding": False,
              "add_final_layer_norm": False}  # fmt: skip
@@ -207,17 +177,17 @@ def marian_settings(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def read_marian(
-    tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None, notes: Notes | None = None
+def _read_marian(
+    tensors: Mapping[str, Tensor], config: TransformerConfig, where: Path, notes: Notes
 ) -> dict[str, Tensor]:
     """Our state dict from its tensors; anything that is missing, left over or of another shape is named."""
-    held, notes = dict(tensors), notes or Notes()
+    held = dict(tensors)
     for copy, original in COPIES[config.embeddings].items():
         if copy in held and original not in held:
             held[original] = held.pop(copy)
         elif copy in held:
             if not torch.equal(held[copy], held[original]):
-                raise unlike([f"{copy}: not equal to {original}, though config.json says they are one"], where)
+                raise mismatch([f"{copy}: not equal to {original}, though config.json says they are one"], where)
             notes.leave(copy, held.pop(copy), why=f": the same as {original}")
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
@@ -226,7 +196,7 @@ def read_marian(
             if table.ndim != 2 or not torch.allclose(
                 table, word_table("halves", *table.shape), atol=2e-3
             ):  # of 16 bits, perhaps
-                raise unlike([f"{name}: not the sinusoids they should be"], where)
+                raise mismatch([f"{name}: not the sinusoids they should be"], where)
             notes.leave(name, table, why=": sinusoids, made anew")
     return _read(MARIAN[config.embeddings], held, config, where)
 
@@ -251,8 +221,7 @@ def save_marian(model: Transformer, folder: str | Path) -> Path:
     """A folder for transformers' `MarianMTModel.from_pretrained`, without the files of a tokenizer."""
     folder, tensors = Path(folder).expanduser(), write_marian(model)
     save_tensors(tensors, folder / "model.safetensors")
-    text = json.dumps(marian_settings(model.config), indent=2) + "\n"
-    write_aside(folder / "config.json", lambda aside: aside.write_text(text, encoding="utf-8"))
+    write_text(folder / "config.json", to_json(marian_settings(model.config)))
     return folder
 
 
@@ -281,36 +250,29 @@ def _require_even_parts(config: TransformerConfig, theirs: str) -> None:
 
 
 def _read(
-    found: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
+    format: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
 ) -> dict[str, Tensor]:
     """Ours of theirs, if they are all of the model and nothing else."""
-    state, unknown = found.read(tensors)
+    state, unknown = format.read(tensors)
     with torch.device("meta"):
         model = Transformer(config)
-    words = _words(model) if found is TORCH else {}
+    words = _words(model) if format is TORCH else {}
     own = {key: tensor.shape for key, tensor in model.state_dict().items() if key not in words}
-    differ = [f"{name}: not in the file" for key in own for name in _names(found, key) if name not in tensors]
+    differ = [f"{name}: not in the file" for key in own for name in format.names_of(key) if name not in tensors]
     differ += [f"{name}: not in the model" for name in unknown if name in tensors]
-    differ += [f"{name}: not in the model" for key in state if key not in own for name in _names(found, key)]
+    differ += [f"{name}: not in the model" for key in state if key not in own for name in format.names_of(key)]
     differ += [
-        f"{found.called(key)}: {tuple(own[key])} here, {tuple(state[key].shape)} in the file"
+        f"{format.called(key)}: {tuple(own[key])} here, {tuple(state[key].shape)} in the file"
         for key in own
         if key in state and own[key] != state[key].shape
     ]
     if differ:
-        raise unlike(differ, where)
+        raise mismatch(differ, where)
     return {key: tensor.float() for key, tensor in state.items()}
 
 
-def _names(found: Format, ours: str) -> list[str]:
-    """Their name of a tensor of ours, or those of its parts."""
-    theirs = found.called(ours) or ours
-    parts = re.search(r"\[(.*)\]", theirs)
-    return [re.sub(r"\[.*\]", part, theirs) for part in parts.group(1).split("|")] if parts else [theirs]
-
-
-def _write(found: Format, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    tensors, unknown = found.write({name: tensor.detach().cpu().float() for name, tensor in state.items()}, None)
+def _write(format: Format, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors, unknown = format.write({name: tensor.detach().cpu().float() for name, tensor in state.items()}, None)
     if unknown:
-        raise ConfigError(f"{found.name} has no name for {unknown[0]}")
+        raise ConfigError(f"{format.name} has no name for {unknown[0]}")
     return tensors

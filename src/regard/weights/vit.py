@@ -19,21 +19,21 @@ from regard.nn.patches import GridPositions, resample_grid
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import Format
-from regard.weights.notes import Notes, unlike
+from regard.weights.notes import Notes, mismatch
 from regard.weights.vit_names import DINOV2, FORMATS, HF, HF_DINOV2, TIMM
 
 
 def read(
-    opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+    opened: Opened, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ViTConfig]:
     """Our state dict and the config it fits, from another's tensors."""
-    state, unknown = found.read(opened.tensors)
-    spare = [key for key in unknown if re.fullmatch(found.spare, found.respell(key))]
-    differ = [f"{found.called(key)}: not in the file" for key in _needed(state) if key not in state]
+    state, unknown = format.read(opened.tensors)
+    spare = [key for key in unknown if re.fullmatch(format.spare, format.respell(key))]
+    differ = [f"{format.called(key)}: not in the file" for key in _needed(state) if key not in state]
     differ += [f"{key}: not in the model" for key in unknown if key not in spare]
     if differ:
-        raise unlike(differ, opened.path)
-    _require_axes(state, found, opened.path)
+        raise mismatch(differ, opened.path)
+    _require_axes(state, format, opened.path)
     for key in spare:
         notes.leave(key, opened.tensors[key])
     if "distilled" in state:  # the second token differs from a register only in having a position
@@ -44,10 +44,10 @@ def read(
             notes.assumed.append(
                 "the class token alone answers; DeiT averages that with the distillation token's answer"
             )
-    config = _infer(state, opened, found, name, fields, notes)
+    config = _infer(state, opened, format, name, fields, notes)
     state["patches.project.weight"] = state["patches.project.weight"].flatten(1)
     _place_positions(state, config)
-    _read_head(state, found, notes)
+    _read_head(state, format, notes)
     return state, config
 
 
@@ -59,7 +59,7 @@ def _needed(state: Mapping[str, Tensor]) -> list[str]:
     return ["positions.table", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))]
 
 
-def _require_axes(state: Mapping[str, Tensor], found: Format, where: Path) -> None:
+def _require_axes(state: Mapping[str, Tensor], format: Format, where: Path) -> None:
     """The tensors that sizes are read off have as many axes as they should, none empty, and rows of one width."""
     axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
             "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
@@ -67,11 +67,11 @@ def _require_axes(state: Mapping[str, Tensor], found: Format, where: Path) -> No
     rows = [key for key in ("positions.table", "class_token", "registers", "distilled") if key in state]
     odd = odd or [key for key in rows if state[key].shape[1] != len(state["norm.weight"])]
     if odd:
-        raise unlike([f"{found.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
+        raise mismatch([f"{format.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
 
 
 def _infer(
-    state: dict[str, Tensor], opened: Opened, found: Format, name: str | None, fields: dict[str, Any], notes: Notes
+    state: dict[str, Tensor], opened: Opened, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> ViTConfig:
     """The config whose model has tensors of these shapes."""
     settings, where = opened.settings, opened.path
@@ -82,10 +82,10 @@ def _infer(
         raise RunError(f"its activation is {act!r}; ours is the exact gelu", where=where)
     patch = (16 * kernel.shape[2], 16 * kernel.shape[3]) if hybrid else tuple(kernel.shape[2:])
     depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
-    eps = settings.get("layer_norm_eps", found.eps)
-    if "layer_norm_eps" not in settings and found is HF:
-        notes.assumed.append(f"LayerNorm's eps is transformers' usual {found.eps:g}: no config.json beside it says")
-    grid = _grid(state, found, opened, patch, fields.get("size"))
+    eps = settings.get("layer_norm_eps", format.eps)
+    if "layer_norm_eps" not in settings and format is HF:
+        notes.assumed.append(f"LayerNorm's eps is transformers' usual {format.eps:g}: no config.json beside it says")
+    grid = _grid(state, format, opened, patch, fields.get("size"))
     final = state.get("head.weight")
     return make(
         ViTConfig,
@@ -98,7 +98,7 @@ def _infer(
             "depth": depth,
             "heads": _heads(state, opened, name, fields, notes),
             "mlp": len(state["blocks.0.mlp.up.weight"]),
-            "pool": "class" if "class_token" in state or found.needs_class else "mean",
+            "pool": "class" if "class_token" in state or format.needs_class else "mean",
             "registers": len(state["registers"]) if "registers" in state else 0,
             "layer_scale": 1.0 if "blocks.0.scale1.scale" in state else None,
             "head": "mlp" if "hidden.weight" in state else "linear",
@@ -138,7 +138,7 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
 
 
 def _grid(
-    state: dict[str, Tensor], found: Format, opened: Opened, patch: tuple[int, ...], size: Any
+    state: dict[str, Tensor], format: Format, opened: Opened, patch: tuple[int, ...], size: Any
 ) -> tuple[int, ...]:
     """How the patches of the position table lie: as the config.json says, else a square, else as `size` would have it.
 
@@ -147,7 +147,7 @@ def _grid(
     """
     rows, classed = len(state["positions.table"]), int("class_token" in state)
     counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
-    patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in found.prefix) if rows > n]
+    patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in format.prefix) if rows > n]
     said = opened.settings.get("image_size") or opened.timm_settings.get("input_size", ())[1:]
     grids = [grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
              for wanted in (said, size) if wanted]  # fmt: skip
@@ -176,8 +176,8 @@ def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
     state["positions.table"] = torch.cat([front, table[prefix:]])
 
 
-def _read_head(state: dict[str, Tensor], found: Format, notes: Notes) -> None:
-    if found is HF_DINOV2 and "head.weight" in state:
+def _read_head(state: dict[str, Tensor], format: Format, notes: Notes) -> None:
+    if format is HF_DINOV2 and "head.weight" in state:
         width = len(state["norm.weight"])  # it reads the class token and the mean of the patches
         own, mean = state["head.weight"][:, :width], state["head.weight"][:, width:]
         if mean.any():
@@ -274,7 +274,7 @@ def _as_dinov2(state: dict[str, Tensor], config: ViTConfig, target: Format, note
 
 
 def _require_expressible(config: ViTConfig, target: Format) -> None:
-    """The first field that the format has no words for is named, with the formats that have."""
+    """The first field that the format cannot represent is named, with the formats that can."""
     wanted = {
         "registers": "registers" if config.registers else None,
         "layer_scale": "blocks.0.scale1.scale" if config.layer_scale is not None else None,

@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of
@@ -137,10 +136,7 @@ class MaskedAutoencoder(Network):
 
     def _through(self, blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
         for block in blocks:
-            if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
-            else:
-                tokens = block(tokens)
+            tokens = self.run_block(block, tokens)
         return tokens
 
 

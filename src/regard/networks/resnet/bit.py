@@ -34,13 +34,13 @@ class StandardisedConv(nn.Conv2d):
     Padding is TensorFlow's, or as much on every side (`same=False`).
     """
 
-    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, *, eps: float = 1e-8, same: bool = True):
+    def __init__(self, before: int, after: int, kernel: int, stride: int = 1, *, same: bool = True):
         super().__init__(before, after, kernel, stride=stride, padding=0 if same else kernel // 2, bias=False)
-        self.eps, self.same = eps, same
+        self.same = same
 
     def forward(self, input: Tensor) -> Tensor:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        weight = (self.weight - mean) * torch.rsqrt(variance + self.eps)
+        weight = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
         x = pad_same(input, self.kernel_size[0], self.stride[0]) if self.same else input
         return F.conv2d(x, weight, stride=self.stride, padding=self.padding)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
@@ -74,19 +73,14 @@ class Transformer(Translator):
         mask = self.mask(source)
         words = self.drop(self.source_positions(self.source_vectors(source) * self.config.width**0.5))
         for block in self.encoder:
-            words = self._run(block, words, mask[:, None, None])
+            words = self.run_block(block, words, mask[:, None, None])
         return Memory(self.encoder_norm(words), mask)
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
         words = self.drop(self.positions(self.embedding(target) * self.config.width**0.5))
         for block in self.decoder:
-            words = self._run(block, words, memory.words, memory.mask[:, None, None])
+            words = self.run_block(block, words, memory.words, memory.mask[:, None, None])
         return self.decoder_norm(words)
-
-    def _run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
-        if self.checkpointing and self.training:
-            return checkpoint(block, *inputs, use_reentrant=False)
-        return block(*inputs)
 
     def begin(self, memory: Memory, beams: int, length: int) -> State:
         source = [part for block in self.decoder for part in block.cross.remember(memory.words)]  # pyright: ignore

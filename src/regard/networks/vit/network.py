@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of
@@ -130,10 +129,7 @@ class ViT(Network):
         alone = class_token_only and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
             only = 1 if alone and number == len(self.blocks) else None
-            if self.checkpointing and self.training:
-                tokens = checkpoint(block, tokens, only=only, grid=grid, rope=rope, use_reentrant=False)
-            else:
-                tokens = block(tokens, only=only, grid=grid, rope=rope)  # equations 2 and 3
+            tokens = self.run_block(block, tokens, only=only, grid=grid, rope=rope)  # equations 2 and 3
         tokens = self.norm(tokens)
         if self.class_token is not None:
             features = tokens[:, 0]  # equation 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import Tensor
 from regard.console import columns
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.tasks.images import ImagePredictor
-from regard.weights import Checkpoint, to_json, write_text
+from regard.weights import Checkpoint, to_csv, to_json, write_text
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,5 @@ class Estimator(ImagePredictor):
 
     def save(self, predictions: Iterable[Estimate], path: Path) -> Path:
         rows = [{"name": p.name, **p.values} for p in predictions]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["name", *self.classes], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, to_json(rows) if path.suffix == ".json" else text.getvalue())
+        write_text(path, to_json(rows) if path.suffix == ".json" else to_csv(rows))
         return path

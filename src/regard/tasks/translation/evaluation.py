@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.data.batch import Batch
 from regard.data.text import TextLoader, Tokenizers
 from regard.metrics import Figure, perplexity, summarise_translation
-from regard.networks.decoding import Hypotheses, beam_search
+from regard.networks.decoding import Hypotheses, beam_search, evaluating
 from regard.networks.recorded import RecordedSearch
 from regard.networks.translator import Translator
 from regard.tasks.translation.loss import NextWord
@@ -92,8 +92,8 @@ def translate_all(
         rows = torch.full((len(some), longest), tokenizers.source.pad)
         for row, n in zip(rows, some, strict=True):
             row[: len(encoded[n])] = torch.tensor(encoded[n])
-        found = search(rows.to(device))
-        for n, words, scores in zip(some, found.words.tolist(), found.scores.tolist(), strict=True):
+        result = search(rows.to(device))
+        for n, words, scores in zip(some, result.words.tolist(), result.scores.tolist(), strict=True):
             (text, score), *others = (
                 (tokenizers.target.decode(own), value) for own, value in zip(words, scores, strict=True)
             )
@@ -107,9 +107,8 @@ def likelihoods(
     model: nn.Module, loader: TextLoader, device: torch.device, tick: Callable[..., None] = lambda *_: None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of each sentence of this process's share: the log-likelihood of the reference, and its tokens."""
-    task, sums, counts, training = NextWord(loader.pairs.tokenizers.target.pad), [], [], model.training
-    model.eval()
-    try:
+    task, sums, counts = NextWord(loader.pairs.tokenizers.target.pad), [], []
+    with evaluating(model):
         for done, batch in enumerate(loader.epoch(0), start=1):
             target = batch.target.to(device)
             output = task.forward(model, Batch({"source": batch.source.to(device)}, {"target": target}))
@@ -117,8 +116,6 @@ def likelihoods(
             for parts, part in zip((sums, counts), task.log_likelihoods(output, target), strict=True):
                 parts.append(part[real].double().cpu().numpy())
             tick(done)
-    finally:
-        model.train(training)
     return np.concatenate(sums), np.concatenate(counts)
 
 

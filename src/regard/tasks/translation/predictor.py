@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,18 +12,18 @@ import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.text import Tokenizers
-from regard.data.text import open_marian as open_vocabulary
+from regard.data.text import Tokenizers, open_marian
 from regard.errors import ConfigError, DataError, RunError
 from regard.explain import WordAttention, WordDeletion, record_words, word_deletion
 from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
 from regard.networks.translator import Translator as Network
 from regard.tasks.translation.evaluation import Translated, make_search, translate_all
-from regard.tasks.translation.opening import open_translator
-from regard.weights import Run, is_marian, open_marian, open_weights, to_json, write_text
+from regard.weights import Run, find_file, open_weights, to_csv, to_json, write_text
 from regard.weights import average as mean_of
 
+TOKENIZERS = "tokenizers"
+"""The folder of a run that holds them."""
 BEAM_SIZE, LENGTH_PENALTY = 4, 0.6
 
 
@@ -63,14 +61,18 @@ class Translator:
 
         With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
         """
-        if is_marian(path):
-            model, tokenizers = open_marian(path), open_vocabulary(Path(path).expanduser())
-            return Translator(model, tokenizers, ("source", "target"), device)
-        checkpoint, model, tokenizers = open_translator(path)
+        (checkpoint, report), file = open_weights(path), find_file(path)
+        languages = checkpoint.details.get("languages")
+        if not isinstance(languages, list) or len(languages) != 2 or not all(isinstance(n, str) for n in languages):
+            raise RunError("the checkpoint is damaged: it names no languages", where=file)
+        model = checkpoint.build()
+        if report.format == "marian":
+            tokenizers = open_marian(file.parent)
+        else:
+            tokenizers = _tokenizers(file.parent.parent / TOKENIZERS, model)
         if average:
             model.load_state_dict(_latest(path, average))
-        source, target = checkpoint.details["languages"]
-        return Translator(model, tokenizers, (source, target), device)
+        return Translator(model, tokenizers, (languages[0], languages[1]), device)
 
     def __repr__(self) -> str:
         source, target = self.languages
@@ -161,11 +163,7 @@ class Translator:
 
     def save(self, predictions: Iterable[Translated], path: Path) -> Path:
         rows = [{"source": a.source, "translation": a.text, "score": round(a.score, 4)} for a in predictions]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["source", "translation", "score"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, to_json(rows) if path.suffix == ".json" else text.getvalue())
+        write_text(path, to_json(rows) if path.suffix == ".json" else to_csv(rows))
         return path
 
     def explain_inputs(
@@ -203,6 +201,17 @@ def _lines(path: Path) -> Iterator[str]:
     except (OSError, UnicodeDecodeError) as error:
         do = "give a text file in UTF-8, or a sentence"
         raise DataError(f"the sentences cannot be read: {error}", where=path, do=do) from None
+
+
+def _tokenizers(folder: Path, model: Network) -> Tokenizers:
+    if not folder.is_dir():
+        raise RunError("its tokenizers are missing", where=folder, do="keep a checkpoint in its run folder")
+    tokenizers = Tokenizers.load(folder)
+    sizes = tokenizers.source.size, tokenizers.target.size
+    words = model.config.source_words, model.config.target_words
+    if sizes != words:
+        raise RunError(f"tokenizers of {sizes} tokens do not fit a model of {words}", where=folder)
+    return tokenizers
 
 
 def _latest(path: str | Path, count: int) -> dict[str, Tensor]:

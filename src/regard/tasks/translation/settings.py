@@ -41,11 +41,15 @@ class TextData(Data):
 
 
 @dataclass(frozen=True)
-class Options(Group):
+class EvalOptions(Group):
     title: ClassVar[str] = "translation"
-    label_smoothing: float = setting(0.1, "Probability spread over the wrong tokens.", least=0, below=1)
     beam_size: int = setting(4, "Beam size of the search for a translation.", least=1)
     length_penalty: float = setting(0.6, "Exponent of the length penalty; more favours longer translations.", least=0)
+
+
+@dataclass(frozen=True)
+class Options(EvalOptions):
+    label_smoothing: float = setting(0.1, "Probability spread over the wrong tokens.", least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,6 @@ class Config(RunConfig):
 @dataclass(frozen=True)
 class LoadOptions(Group):
     average: int = setting(0, "Mean of the weights of so many last epochs of a run that kept them (--keep).", least=0)
-
-
-@dataclass(frozen=True)
-class EvalOptions(Group):
-    title: ClassVar[str] = "translation"
-    beam_size: int = setting(4, "Beam size.", least=1)
-    length_penalty: float = setting(0.6, "Exponent of the length penalty.", least=0)
 
 
 @dataclass(frozen=True)

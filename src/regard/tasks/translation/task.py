@@ -23,9 +23,8 @@ from regard.task import Job
 from regard.task import Task as BaseTask
 from regard.tasks.translation.evaluation import TranslationEvaluation, evaluate_translator, likelihoods
 from regard.tasks.translation.loss import NextWord
-from regard.tasks.translation.opening import TOKENIZERS
 from regard.tasks.translation.page import WORDS, page
-from regard.tasks.translation.predictor import Translator
+from regard.tasks.translation.predictor import TOKENIZERS, Translator
 from regard.tasks.translation.settings import LARGE, Config, EvalOptions, LoadOptions
 from regard.training import ALONE, World
 from regard.weights import Checkpoint, Run
