@@ -50,7 +50,7 @@ def _explanations(run: Run) -> str:
     return (
         f"<p>{' '.join(METHODS[name] for name in gains if name in METHODS)} "
         "Every map is tested: <em>deletion</em> removes the places it calls important and should make the answer "
-        "probability fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
+        "fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
         "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
         f"where it must be another. Over these images insertion exceeds deletion by {means}.</p>"
         + attention_explorer(run, [maps[0] for maps in images])
