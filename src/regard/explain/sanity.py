@@ -7,6 +7,7 @@ not what the model learnt.
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,4 +41,5 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
 
     if one.min() == one.max() or other.min() == other.max():
         return 0.0
-    return float(spearmanr(one.numpy(), other.numpy()).statistic)
+    result: Any = spearmanr(one.numpy(), other.numpy())
+    return float(result.statistic)
