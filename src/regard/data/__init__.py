@@ -1,12 +1,12 @@
 """From the user's files to batches of tensors: sources, a scan, splits, augmentation, loading."""
 
-from regard.data.augment import Augmenter, Masker, normalise, patch_order, to_float
+from regard.data.augment import Augmenter, Masker, patch_order, to_float
 from regard.data.batch import Batch
 from regard.data.fitting import CROPS, fit, fit_loses, with_channels
 from regard.data.folders import find_images
 from regard.data.formats import open_source
-from regard.data.images import SUFFIXES, checked, read_image, to_tensor
-from regard.data.loader import ImageBatch, Images, Loader
+from regard.data.images import checked, read_image, to_tensor
+from regard.data.loader import Images, Loader
 from regard.data.masks import read_mask
 from regard.data.preparation import Preparation, statistics
 from regard.data.random import order
@@ -16,10 +16,8 @@ from regard.data.splits import keep_some, split
 
 __all__ = [
     "CROPS",
-    "SUFFIXES",
     "Augmenter",
     "Batch",
-    "ImageBatch",
     "Images",
     "Loader",
     "Masker",
@@ -32,7 +30,6 @@ __all__ = [
     "fit",
     "fit_loses",
     "keep_some",
-    "normalise",
     "open_source",
     "order",
     "patch_order",

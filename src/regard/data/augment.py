@@ -8,6 +8,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -205,6 +206,7 @@ def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step
     return x, targets * own + targets[other] * (1 - own)
 
 
+@dataclass(eq=False)
 class Augmenter:
     """From a batch of pixels to what the network trains on: augmented, normalised, with soft targets.
 
@@ -212,19 +214,14 @@ class Augmenter:
     that size, in the middle, is left of each.
     """
 
-    def __init__(
-        self,
-        config: Augment,
-        seed: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        classes: int,
-        mixed: float = math.inf,
-        low_res: int = 0,
-        window: tuple[int, ...] = (),
-    ):
-        self.config, self.seed, self.mean, self.std, self.classes = config, seed, mean, std, classes
-        self.mixed, self.low_res, self.window = mixed, low_res, window
+    config: Augment
+    seed: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: int
+    mixed: float = math.inf
+    low_res: int = 0
+    window: tuple[int, ...] = ()
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Each image by itself, so any number of them at once: the result does not depend on the others."""

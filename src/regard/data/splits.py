@@ -33,12 +33,8 @@ def split(dataset: Dataset, seed: int, share: float = 0.15, most: int | None = N
     own = [name for name in ("train", "val", *tests) if name in given]
     note = f"{_and(own)} {'are' if len(own) > 1 else 'is'} the data's own" if own else "the data names no splits"
     if made:
-        cut = _and(
-            [
-                f"{name} ({names.count(name)} of {len(names)} {dataset.samples_word})"
-                for name in sorted(made, reverse=True)
-            ]
-        )
+        total = f"{len(names)} {dataset.samples_word}"
+        cut = _and([f"{name} ({names.count(name)} of {total})" for name in sorted(made, reverse=True)])
         note += f"; {cut} cut with seed {seed}"
     if not tests:
         note += "; there is no test split, so figures are on val, which also chose the weights"

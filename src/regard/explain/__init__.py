@@ -3,9 +3,7 @@
 from regard.explain.explanation import (
     DEFAULT,
     METHODS,
-    REPORTED,
     Explanation,
-    Location,
     attends,
     check_method,
     explain,
@@ -24,7 +22,7 @@ from regard.explain.methods import (
     relevance,
     rollout,
 )
-from regard.explain.registers import find_register_neurons, with_test_time_registers
+from regard.explain.registers import with_test_time_registers
 from regard.explain.sanity import random_twins, rank_correlation
 from regard.explain.visualise import Visualisation, visualise
 from regard.explain.word_attention import WordAttention, record_words
@@ -33,11 +31,9 @@ from regard.explain.word_deletion import WordDeletion, word_deletion
 __all__ = [
     "DEFAULT",
     "METHODS",
-    "REPORTED",
     "Case",
     "Explanation",
     "Inspection",
-    "Location",
     "Visualisation",
     "WordAttention",
     "WordDeletion",
@@ -45,7 +41,6 @@ __all__ = [
     "check_method",
     "explain",
     "faithfulness",
-    "find_register_neurons",
     "grad_cam",
     "gradient_rollout",
     "inspect_model",

@@ -1,22 +1,15 @@
 """Figures with 95 % intervals and the number of samples they are from."""
 
 from regard.metrics.classification import Figure, Summary, auroc, repeated, summarise, wilson
-from regard.metrics.paired import Comparison, mcnemar, paired_bootstrap
-from regard.metrics.translation import (
-    TranslationSummary,
-    compare_translations,
-    perplexity,
-    summarise_translation,
-)
+from regard.metrics.paired import Comparison, paired_bootstrap
+from regard.metrics.translation import compare_translations, perplexity, summarise_translation
 
 __all__ = [
     "Comparison",
     "Figure",
     "Summary",
-    "TranslationSummary",
     "auroc",
     "compare_translations",
-    "mcnemar",
     "paired_bootstrap",
     "perplexity",
     "repeated",

@@ -12,6 +12,7 @@ from regard.report.attention_explorer import attention_explorer
 from regard.task import Section
 from regard.weights import Run
 
+TITLE = "Why it decided so"
 METHODS = {
     "rollout": "<em>Rollout</em> follows attention from the output to the input (the ViT paper’s Figure 6): where the "
     "network looked.",
@@ -23,15 +24,11 @@ METHODS = {
 
 def explanations(run: Run) -> list[Section]:
     """Explained images, if the run has some."""
-    return [Section("Why it decided so", _explanations(run))]
-
-
-def _explanations(run: Run) -> str:
     if not (run.path / "explain" / "explanations.json").is_file():
-        return ""
+        return []
     images = run.read_json("explain/explanations.json")
     if not all(isinstance(maps, list) for maps in images):
-        return "<p>Explained by an earlier version, in a form this one does not show.</p>"
+        return [Section(TITLE, "<p>Explained by an earlier version, in a form this one does not show.</p>")]
     pictures = []
     for number, maps in enumerate(images, start=1):
         png = base64.b64encode((run.path / "explain" / f"{number:02d}.png").read_bytes()).decode()
@@ -47,7 +44,7 @@ def _explanations(run: Run) -> str:
         )
     gains = {item["method"]: [maps[n]["scores"]["gain"] for maps in images] for n, item in enumerate(images[0])}
     means = ", ".join(f"{np.mean(values):+.2f} ({escape(name)})" for name, values in gains.items())
-    return (
+    html = (
         f"<p>{' '.join(METHODS[name] for name in gains if name in METHODS)} "
         "Every map is tested: <em>deletion</em> removes the places it calls important and should make the answer "
         "fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
@@ -56,6 +53,7 @@ def _explanations(run: Run) -> str:
         + attention_explorer(run, [maps[0] for maps in images])
         + "\n".join(pictures)
     )
+    return [Section(TITLE, html)]
 
 
 def _word(item: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A study's design: its arms, amounts of training data and seeds, as a list of runs."""
+"""A study's design: its arms, numbers of training images and seeds, as a list of runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def data_size(
     out: str | Path | None = None,
     **settings: Any,
 ) -> Study:
-    """Test accuracy against the amount of training data: the ViT paper's Figures 3 and 4.
+    """Test accuracy against the number of training images: the ViT paper's Figures 3 and 4.
 
     >>> study = data_size("digits", ("vit_nano", "mlp_nano"), (100, 200), seeds=2, out="x", steps=500)
     >>> len(study.trials()), str(study.trials()[0])

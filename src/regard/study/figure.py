@@ -11,8 +11,6 @@ from regard.weights import write_aside, write_text
 if TYPE_CHECKING:
     from regard.study.result import Result
 
-DPI = 160
-
 
 @style()
 def draw(result: Result) -> None:
@@ -28,7 +26,7 @@ def save(figure: Any, path: Path) -> None:
     """As .svg, in the colours of the page it stands on, and as .png, on white."""
     write_text(path.with_suffix(".svg"), to_svg(figure))
     png = path.with_suffix(".png")
-    write_aside(png, lambda aside: figure.savefig(aside, format="png", dpi=DPI, facecolor="white"))
+    write_aside(png, lambda aside: figure.savefig(aside, format="png", dpi=160, facecolor="white"))
 
 
 def _curves(ax: Any, result: Result) -> None:

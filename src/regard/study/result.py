@@ -170,7 +170,11 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
     if not gaps:
         return ""
     if len(gaps) == 1:
-        return _alone(one, other, gaps[0])
+        (gap,) = gaps
+        ahead, behind = (one, other) if gap.mean >= 0 else (other, one)
+        if gap.sure:
+            return f"{ahead} is ahead of {behind} by {_points(gap)}."
+        return f"{ahead} and {behind} cannot be told apart: {_points(gap)} for {ahead}."
     turns = [(a, b, at) for a, b in itertools.pairwise(gaps) if (at := crossing(a, b)) is not None]
     first, last = gaps[0].images, gaps[-1].images
     if not turns:
@@ -195,13 +199,6 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
         " Beside a crossing a difference may be chance (its 95 % interval holds zero): whether they cross is uncertain."
     )
     return "; ".join(parts) + "." + (but if doubt else "")
-
-
-def _alone(one: str, other: str, gap: Gap) -> str:
-    ahead, behind = (one, other) if gap.mean >= 0 else (other, one)
-    if gap.sure:
-        return f"{ahead} is ahead of {behind} by {_points(gap)}."
-    return f"{ahead} and {behind} cannot be told apart: {_points(gap)} for {ahead}."
 
 
 def _points(gap: Gap) -> str:

@@ -42,7 +42,8 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
         raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
     scan.require_usable()
     study = _settled(study, scan)
-    _keep_plan(study, scan)
+    # Runs of other settings or data do not belong in one folder; more arms, sizes and seeds do.
+    keep_plan(study.out, {"kind": study.kind, "data": scan.fingerprint(), "settings": study.settings})
     trials, start, made = study.trials(), time.monotonic(), 0
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
@@ -54,8 +55,8 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
                 failed[trial.name], accuracy = error.what, None
             made += 1
             left = (time.monotonic() - start) / made * (len(waiting) - made)
-            said = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
-            progress.say(f"run {made}/{len(waiting)}: {trial}: {said}; {time_left(left)}")
+            outcome = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
+            progress.say(f"run {made}/{len(waiting)}: {trial}: {outcome}; {time_left(left)}")
     except KeyboardInterrupt:
         progress.say(f"stopped with {len(waiting) - made} runs to go; run the same command to resume")
         raise
@@ -130,11 +131,6 @@ def _settled(study: Study, scan: Scan) -> Study:
     if sizes:  # a run alone would make its batch smaller where images are few
         settings = {"batch_size": min(config.data.batch_size, sizes[0])} | settings
     return replace(study, sizes=sizes, settings=settings)
-
-
-def _keep_plan(study: Study, scan: Scan) -> None:
-    """Runs of other settings or other data do not belong in one folder; more arms, sizes and seeds do."""
-    keep_plan(study.out, {"kind": study.kind, "data": scan.fingerprint(), "settings": study.settings})
 
 
 def _finished(study: Study, trial: Trial) -> bool:

@@ -1,7 +1,7 @@
 """From parallel text to batches of tokens: files in two languages, tokenizers, padded shapes, and a demo's corpus."""
 
-from regard.data.text.batches import EncodedPairs, Shape, TextBatch, TextLoader
-from regard.data.text.corpus import Corpus, Trouble, known_by
+from regard.data.text.batches import EncodedPairs, TextLoader
+from regard.data.text.corpus import Corpus
 from regard.data.text.dates import dates_corpus
 from regard.data.text.marian import open_marian
 from regard.data.text.pairs import open_pairs
@@ -11,14 +11,10 @@ __all__ = [
     "Corpus",
     "EncodedPairs",
     "Piece",
-    "Shape",
-    "TextBatch",
     "TextLoader",
     "Tokenizer",
     "Tokenizers",
-    "Trouble",
     "dates_corpus",
-    "known_by",
     "open_marian",
     "open_pairs",
     "train_tokenizer",

@@ -23,6 +23,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +112,7 @@ class Tokenizer:
         A token of some bytes of a character has that character. Spaces before a word belong to no token's text.
         """
         ids = [int(i) for i in ids]
-        spoken = sum(1 for _ in self._until_end(ids))
+        spoken = len(list(self._until_end(ids)))
         reader, length, spans = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
         text = b"".join(self._spelling[i] for i in ids[:spoken]).decode(errors="replace")
         for number, i in enumerate(ids):
@@ -136,10 +137,7 @@ class Tokenizer:
         return Piece(text[first:last], begin, stop, word)
 
     def _until_end(self, ids: Iterable[int]) -> Iterable[int]:
-        for i in ids:
-            if i == self.end:
-                return
-            yield int(i)
+        return takewhile(lambda i: i != self.end, map(int, ids))
 
     def save(self, path: Path) -> None:
         """One JSON file; nothing in it can run."""
@@ -337,18 +335,15 @@ def train_tokenizers(
     >>> pair.shared, pair.source.size, pair.target.size
     (False, 265, 267)
     """
+    sources = [_without_code(text, codes) for text in sources]
     if joint:
-        both = train_tokenizer([*map(_without(codes), sources), *targets], size, kind, codes)
+        both = train_tokenizer([*sources, *targets], size, kind, codes)
         return Tokenizers(both, both, True)
-    source = train_tokenizer([*map(_without(codes), sources)], size, kind, codes)
+    source = train_tokenizer(sources, size, kind, codes)
     return Tokenizers(source, train_tokenizer(targets, size, kind), False)
 
 
-def _without(codes: Sequence[str]) -> Any:
-    """Takes the code off a text, so that its letters are not learnt as a word."""
-
-    def strip(text: str) -> str:
-        word, _, rest = text.partition(" ")
-        return rest if word in codes else text
-
-    return strip
+def _without_code(text: str, codes: Sequence[str]) -> str:
+    """The text alone, so that a code's letters are not learnt as a word."""
+    word, _, rest = text.partition(" ")
+    return rest if word in codes else text

@@ -29,7 +29,7 @@ from regard.study.keep import cached
 from regard.study.result import Gap
 from regard.training.optim import learning_rate, make_optimizers
 
-PADDING, START, END, FIRST = 0, 1, 2, 3  # as TextConfig has them; symbols follow
+START, END, FIRST = 1, 2, 3  # as TextConfig has them; 0 is padding, and symbols follow
 
 # Name, model, times the width, and its own fields. One layer each.
 ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -127,8 +127,8 @@ class Bottleneck:
                 lines.append(_ahead(one, other, self.gap(one, other, seen[-1])))
         for length in self.task.lengths:
             if length > self.task.longest:
-                said = ", ".join(f"{model} {shares[model, length].exact.value:.0%}" for model in self.parameters)
-                lines.append(f"Of {length} symbols, longer than any it was trained on, sentences right: {said}.")
+                right = ", ".join(f"{model} {shares[model, length].exact.value:.0%}" for model in self.parameters)
+                lines.append(f"Of {length} symbols, longer than any it was trained on, sentences right: {right}.")
         return lines
 
     def rows(self) -> list[dict[str, Any]]:
@@ -140,8 +140,8 @@ class Bottleneck:
         lines = [head, "|---" * (3 + len(self.task.lengths)) + "|"]
         for model, count in self.parameters.items():
             cells = (shares[model, length] for length in self.task.lengths)
-            said = " | ".join(f"{100 * p.exact.value:.0f} ({100 * p.symbols.value:.0f})" for p in cells)
-            lines.append(f"| {model} | {count:,} | {self.seconds[model]:.0f} | {said} |")
+            percent = " | ".join(f"{100 * p.exact.value:.0f} ({100 * p.symbols.value:.0f})" for p in cells)
+            lines.append(f"| {model} | {count:,} | {self.seconds[model]:.0f} | {percent} |")
         task, seeds = self.task, self.points[0].seeds
         lines += ["", (
             f"Percent of sentences right, and of symbols, by length; {task.sentences} sentences of each, mean over "

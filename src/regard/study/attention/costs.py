@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -92,13 +93,11 @@ class Costs:
 
     def summary(self) -> list[str]:
         lengths, attention = self.column("self-attention", "seconds")
-        lines = []
-        for layer in LAYERS:
-            time_, bytes_ = (self.power(layer, what) for what in ("seconds", "bytes"))
-            lines.append(
-                f"{layer}: time grows with n^{time_:.2f} (the table's operations: n^{LAYERS[layer].power}), "
-                f"memory with n^{bytes_:.2f}."
-            )
+        lines = [
+            f"{name}: time grows with n^{self.power(name, 'seconds'):.2f} (the table's operations: n^{layer.power}), "
+            f"memory with n^{self.power(name, 'bytes'):.2f}."
+            for name, layer in LAYERS.items()
+        ]
         _, recurrent = self.column("recurrent (LSTM)", "seconds")
         ratios = [b / a for a, b in zip(attention, recurrent, strict=True)]
         lines.append(
@@ -115,7 +114,7 @@ class Costs:
     def table(self) -> str:
         lines = [
             "| layer | operations | sequential | longest path | time ∝ n^ | memory ∝ n^ | time at "
-            f"{self._longest():,} words, self-attention = 1 | memory |",
+            f"{max(row.length for row in self.measured):,} words, self-attention = 1 | memory |",
             "|---" * 8 + "|",
         ]
         base = {what: self.column("self-attention", what)[1][-1] for what in ("seconds", "bytes")}
@@ -123,20 +122,13 @@ class Costs:
             powers = " | ".join(f"{self.power(name, what):.2f}" for what in ("seconds", "bytes"))
             ratios = " | ".join(f"{self.column(name, what)[1][-1] / base[what]:.2f}" for what in ("seconds", "bytes"))
             lines.append(f"| {name} | {layer.operations} | {layer.sequential} | {layer.path} | {powers} | {ratios} |")
-        s = self.sizes
+        s, threads = self.sizes, f"{self.threads} thread{'s' * (self.threads > 1)}"
         lines += ["", (
-            f"Left: the decks' table. Right: measured on {self.device} ({_threads(self.threads)}), forward and "
+            f"Left: the decks' table. Right: measured on {self.device} ({threads}), forward and "
             f"backward, batch {s.batch}, d = {s.width} in {s.heads} heads, k = {s.kernel}, r = {s.neighbours}; "
             "powers are slopes on log axes over the longer half of the lengths."
         )]  # fmt: skip
         return "\n".join(lines)
-
-    def _longest(self) -> int:
-        return max(row.length for row in self.measured)
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count > 1)}"
 
 
 def exponent(lengths: Sequence[float], values: Sequence[float]) -> float:
@@ -233,11 +225,7 @@ def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
         work()
     results: Any = profile.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
     events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    now = most = 0
-    for _, size in events:
-        now += size
-        most = max(most, now)
-    return most
+    return max(itertools.accumulate((size for _, size in events), initial=0))
 
 
 def layers_of(sizes: Sizes, device: str = "cpu") -> dict[str, Callable[[Tensor], Tensor]]:

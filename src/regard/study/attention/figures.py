@@ -16,11 +16,8 @@ MARKS = "osD^vP"
 @style()
 def draw(result: Bottleneck | Gradients | Costs | Sinusoids) -> Any:
     """The figure of a part."""
-    if isinstance(result, Bottleneck):
-        return _bottleneck(result)
-    if isinstance(result, Gradients):
-        return _gradients(result)
-    return _costs(result) if isinstance(result, Costs) else _sinusoids(result)
+    figures = {Bottleneck: _bottleneck, Gradients: _gradients, Costs: _costs, Sinusoids: _sinusoids}
+    return figures[type(result)](result)
 
 
 def _bottleneck(result: Bottleneck) -> Any:
