@@ -128,7 +128,7 @@ def _record(q: Tensor, k: Tensor, v: Tensor | None, out: Tensor, scoring: _Scori
         if tape._running:
             # Cloned because q, k and v are usually views of one projection that would stay alive as a whole.
             values = v.detach().clone() if tape._gradients and v is not None else None
-            detached = _Scoring(*(part.detach() if isinstance(part, Tensor) else part for part in scoring))
+            detached = _Scoring._make(part.detach() if isinstance(part, Tensor) else part for part in scoring)
             call = _Call(tape._name, q.detach().clone(), k.detach().clone(), detached, values, {})
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
