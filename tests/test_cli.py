@@ -237,7 +237,7 @@ def test_study_prints_the_table_and_what_it_means(cli, tmp_path):
 
 @pytest.mark.parametrize("entry", TASKS, ids=lambda entry: entry.name)
 def test_every_setting_of_a_task_is_a_flag_in_its_group(entry):
-    parser = Parser(prog="regard")
+    parser = Parser("train")
     add_settings(parser, [entry.config])
     titles = {a.dest: group.title for group in parser._action_groups for a in group._group_actions}
     for group, setting, _ in entry.config.entries():
@@ -249,7 +249,7 @@ def test_every_setting_of_a_task_is_a_flag_in_its_group(entry):
 
 
 def test_switches_sizes_and_both_spellings_are_read():
-    parser = Parser(prog="regard")
+    parser = Parser("train")
     add_settings(parser, [entry.config for entry in TASKS if entry.command == "train"])
     for words, values in {
         ("--no-joint", "--rope"): {"joint": False, "rope": True},

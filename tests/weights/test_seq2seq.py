@@ -120,6 +120,7 @@ def test_against_marian_and_back(kind, tmp_path):
     )
     for layer, weights in enumerate(expected.cross_attentions or ()):
         torch.testing.assert_close(tape.attention(f"decoder.{layer}.cross", 2), weights[:, 2], atol=1e-5, rtol=1e-5)
+    assert isinstance(model, Transformer)
     save_marian(model, tmp_path / "back")
     assert_equal(
         load_file(tmp_path / "back" / "model.safetensors"), load_file(tmp_path / "theirs" / "model.safetensors")

@@ -38,12 +38,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Errors as ours; flags in full only; a usage line that names the positional arguments."""
 
-    def __init__(self, command: str, about: str | None, more: str | None = None):
+    def __init__(self, command: str, about: str | None = None, more: str | None = None):
         super().__init__(
             f"regard {command}", description=about, epilog=more, argument_default=argparse.SUPPRESS, allow_abbrev=False,
             formatter_class=HelpFormatter,
         )  # fmt: skip
-        self.add_argument("--quiet", action="store_true", default=False, help="Print results only.")
+        self.add_argument("--quiet", action="store_true", help="Print results only.")
 
     def error(self, message: str) -> Any:
         raise ConfigError(message, do=f"see {self.prog} --help")

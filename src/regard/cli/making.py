@@ -61,7 +61,7 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     given = parse(_parser(command, entries, "common"), words)
     data, ray = given.pop("data"), given.pop("ray", None)
     same: dict[str, Any] = {
-        "quiet": given.pop("quiet"),
+        "quiet": given.pop("quiet", False),
         "command": command_line(),
         "resume": given.pop("resume", False),
     }
@@ -140,7 +140,7 @@ def run_check(words: Sequence[str]) -> None:
             if setting.metadata["opens"]:
                 add_setting(parser, setting.name, kind, setting.metadata["help"], setting.default)
     given = parse(parser, words)
-    data, quiet = given.pop("data"), given.pop("quiet")
+    data, quiet = given.pop("data"), given.pop("quiet", False)
     check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
@@ -159,7 +159,7 @@ def run_resume(words: Sequence[str]) -> None:
         if entry.name in ("device", "nonfinite", "timeout", "save_every"):
             add_setting(parser, entry.name, kind, entry.metadata["help"])
     given = parse(parser, words)
-    run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet")
+    run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet", False)
     require_path(run)
     from regard import api
 
@@ -183,7 +183,7 @@ Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sin
     parser.add_argument("--parts", help="attention: some of sinusoids,gradients,costs,bottleneck. Default: all.")
     add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], "none")
     given = parse(parser, words)
-    kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet")
+    kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet", False)
     if kind == "attention":
         return _attention(data, quiet, given)
     if not data:

@@ -44,7 +44,7 @@ def run_eval(words: Sequence[str]) -> None:
     _options(parser, "EvalOptions")
     given = parse(parser, words)
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
-    split, quiet = given.pop("split", None), given.pop("quiet")
+    split, quiet = given.pop("split", None), given.pop("quiet", False)
     options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api
@@ -76,7 +76,7 @@ def run_predict(words: Sequence[str]) -> None:
     if out and Path(out).suffix not in (".csv", ".json"):
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
-    quiet = given.pop("quiet")
+    quiet = given.pop("quiet", False)
     options = _of_task(run, "PredictOptions", given)
     from regard import api
 
@@ -105,7 +105,7 @@ def run_explain(words: Sequence[str]) -> None:
     _options(parser, "ExplainOptions")
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
-    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet")
+    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
     options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
