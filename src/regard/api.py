@@ -142,6 +142,8 @@ def train(
     """
     options: dict[str, Any] = {"quiet": quiet, "command": command, "dataset": dataset}
     if seeds != 1:
+        if dry_run:
+            raise ConfigError("a dry run is of one seed", do="leave out --dry-run or --seeds")
         return repeat(data, settings, seeds, **options)
     return start("train", data, settings, resume=resume, dry_run=dry_run, **options)
 

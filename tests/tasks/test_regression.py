@@ -20,6 +20,7 @@ from regard.errors import ConfigError, DataError
 from regard.tasks.images import ImagePredictor
 from regard.tasks.regression.evaluation import compare_numbers, number_figures
 from regard.tasks.regression.loss import NumberError
+from regard.tasks.regression.page import warnings
 from regard.weights import Run
 
 SETTINGS: dict[str, Any] = {
@@ -148,6 +149,26 @@ def test_several_columns_are_learnt_together_and_compared(discs: Path, run: Path
     assert found.tests["paired bootstrap"] < 0.05
 
 
+def test_runs_of_other_columns_are_not_compared() -> None:
+    first, second = [{"age": "1", "predicted_age": "2"}], [{"age": "1", "weight": "1", "predicted_weight": "2"}]
+    with pytest.raises(ConfigError, match="the second run does not predict age"):
+        compare_numbers(first, second, ["age"])
+    both = [{"age": "1", "predicted_age": "2", "weight": "1", "predicted_weight": "2"}]
+    assert set(compare_numbers(first, both, ["age"])) == {"mae_age", "rmse_age"}
+
+
+def test_the_column_that_is_predicted_is_not_called_unused(discs: Path) -> None:
+    assert regard.check(discs, column="radius", quiet=True).why.endswith("columns not used: bright, note")
+
+
+def test_a_column_that_is_not_learnt_is_named(run: Path) -> None:
+    data = {"columns": ["radius", "x"], "leaks": [], "groups_across_splits": [], "conflicting_labels": []}
+    summary = {"split": "test", "figures": {"r2_radius": {"value": 0.9}, "r2_x": {"value": -0.1}}}
+    assert warnings(data, summary) == [
+        "For x it is no better than always giving the mean: nothing is learnt of it yet."
+    ]
+
+
 def test_equal_predictions_do_not_differ() -> None:
     rows = [{"age": str(n), "predicted_age": str(n + n % 3)} for n in range(20)]
     made = compare_numbers(rows, rows, ["age"])["mae"]
@@ -184,7 +205,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(
     [
         ("age", DataError, "no column 'age'"),
         ("note", DataError, "120 values are no numbers: 000.png: note is 'seen'"),
-        ("radius,radius", ConfigError, "names no column, or one twice"),
+        ("radius,radius", ConfigError, "names nothing, or one column twice"),
     ],
 )
 def test_what_is_no_number_is_refused_by_name(discs: Path, column: str, error: type[Exception], match: str) -> None:

@@ -45,6 +45,8 @@ def run_eval(words: Sequence[str]) -> None:
     given = parse(parser, words)
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
     split, quiet = given.pop("split", None), given.pop("quiet", False)
+    if out and Path(out).suffix != ".json":
+        raise ConfigError(f"figures are not written as {Path(out).suffix or 'nothing'}", do="end --out in .json")
     options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api

@@ -49,7 +49,12 @@ def start(
     entry, why = tasks.choose(data, settings, command_name)
     asked = check_settings(entry, settings)
     out = settings.get("out")
+    if resume and not out:
+        raise ConfigError("resume needs the run folder", do="give --out, or use `regard resume RUN`")
     if should_resume(out, resume):
+        if dry_run:
+            raise ConfigError("a dry run resumes nothing", do="leave out --dry-run or --resume")
+        _require_same(Run.open(str(out)), entry, settings)
         changes = {name: settings[name] for name in CHANGEABLE if name in settings}
         return resume_run(str(out), data=data, dataset=dataset, quiet=quiet, command=command, changes=changes)
     task_class = entry.load()
@@ -115,6 +120,18 @@ def resume_run(
     if world.first:
         finish(opened, task, history, progress)
     return opened
+
+
+def _require_same(run: Run, entry: Entry, settings: Mapping[str, Any]) -> None:
+    """What is asked for must be what the run was begun with, but for what may be changed."""
+    _, held, config, _ = read_config(run)
+    if held != entry:
+        raise ConfigError(f"the folder holds a run of {held.name}, not of {entry.name}", where=run.path)
+    stored, asked = config.flat(), entry.config.of(settings).flat()
+    for name in settings.keys() - set(CHANGEABLE) - {"out"}:
+        if asked[name] not in (None, "auto", stored.get(name)):
+            what = f"the run there was begun with {name}={stored.get(name)}, not {asked[name]}"
+            raise ConfigError(what, where=run.path, do="choose another --out, or leave the setting out")
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

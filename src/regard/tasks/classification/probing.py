@@ -16,7 +16,8 @@ from regard.errors import DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.report import figures
-from regard.settings import ImageData
+from regard.settings import Data, ImageData
+from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.images import read_images
 from regard.weights import Run, find_run, open_weights, seen_samples, write_text
@@ -80,9 +81,10 @@ def probe_parts(dataset: Scan, run: str | Path, progress: Progress) -> tuple[dic
     by is tested on.
     """
     folder = find_run(run)
-    held = folder.read_json("config.json")["settings"].get("data", {}) if folder else {}
-    chosen = {name: held[name]["value"] for name in ("split_seed", "holdout") if name in held}
-    data = ImageData(**chosen)
+    data: Data = ImageData()
+    if folder:
+        stored = folder.read_config()
+        data = find(stored.task).config.from_json(stored.settings, folder.path)[0].data
     names, note = split(dataset, data.split_seed, data.holdout)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
     if not parts["test"]:

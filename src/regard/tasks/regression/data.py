@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,9 @@ def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress) -
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         what = f"{len(bad)} values are no numbers: {'; '.join(bad[:SHOWN])}{more}"
         raise DataError(what, where=data, do="correct these rows, or delete them")
+    why, _, unused = source.why.partition("; columns not used: ")
+    unused = ", ".join(name for name in unused.split(", ") if name and name not in names)
+    source = replace(source, why=f"{why}; columns not used: {unused}" if unused else why)
     with progress.bar("reading", len(source.samples)) as tick:
         read = scan(source, lambda done, total: tick(done))
     held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(Scan)} | {"path": str(data)}

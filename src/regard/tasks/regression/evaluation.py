@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.errors import ConfigError
 from regard.metrics import Comparison, Figure, paired_bootstrap
 
 RESAMPLES = 2000
@@ -88,10 +89,15 @@ def compare_numbers(
 ) -> dict[str, Comparison]:
     """How far the second's errors are from the first's, column by column: the paired bootstrap over images."""
     made: dict[str, Comparison] = {}
-    for name in names:
+    common = [name for name in names if second and f"predicted_{name}" in second[0]]
+    if not common:
+        what = f"the second run does not predict {', '.join(names)}"
+        raise ConfigError(what, do="compare runs of the same --column")
+    many = sum(name.startswith("predicted_") for name in (*first[0], *second[0])) > 2
+    for name in common:
         truth = np.array([float(row[name]) for row in first])
         errors = [np.abs([float(row[f"predicted_{name}"]) for row in rows] - truth) for rows in (first, second)]
-        suffix = f"_{name}" if len(names) > 1 else ""
+        suffix = f"_{name}" if many else ""
 
         def mae(index: np.ndarray, errors: Any = errors) -> float:
             return float((errors[1][index] - errors[0][index]).mean())

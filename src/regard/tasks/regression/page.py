@@ -38,7 +38,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         headline_text=f"{first['value']:.4g} mean absolute error {on}",
         figures=[_row(name, figure, many) for name, figure in summary["figures"].items()],
         chosen_by="loss",
-        warnings=_warnings(data, summary),
+        warnings=warnings(data, summary),
         facts=[(f"always the mean {name}", f"error {error:.4g}") for name, error in summary["mean_error"].items()],
         sections=[
             Section("Training", f"<figure>{curves}</figure>"),
@@ -61,11 +61,12 @@ def _row(name: str, figure: dict[str, Any], many: bool) -> tuple[str, str, str, 
     return label, value, f"{low} to {high}", NAMES[measure][1]
 
 
-def _warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+def warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
     lines = image_warnings(data, summary)
-    scores = [figure["value"] for name, figure in summary["figures"].items() if name.startswith("r2")]
-    if any(score is not None and score <= 0 for score in scores):
-        lines.insert(0, "It is no better than always giving the mean: it has learnt nothing yet.")
+    for column in data["columns"]:
+        score = summary["figures"].get(f"r2_{column}", summary["figures"].get("r2"))["value"]
+        if score is not None and score <= 0:
+            lines.insert(0, f"For {column} it is no better than always giving the mean: nothing is learnt of it yet.")
     if data["conflicting_labels"]:
         lines.append(f"{len(data['conflicting_labels'])} images occur with different numbers. data.json lists them.")
     return lines

@@ -24,9 +24,13 @@ class NumberData(ImageData):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns to predict, in order."""
+        if not self.column:
+            raise ConfigError("no column is named to predict", do="give --column such as age")
         names = tuple(name.strip() for name in self.column.split(","))
         if not all(names) or len(set(names)) < len(names):
-            raise ConfigError(f"column={self.column!r} names no column, or one twice", do="give --column such as age")
+            raise ConfigError(
+                f"column={self.column!r} names nothing, or one column twice", do="give --column such as age,weight"
+            )
         return names
 
 
