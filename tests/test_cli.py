@@ -11,7 +11,7 @@ import pytest
 import regard
 from regard.cli.flags import MODEL_FIELDS, Parser, add_settings, parse
 from regard.tasks import TASKS
-from regard.tasks.images import ImagePredictor
+from regard.tasks.image_predictor import ImagePredictor
 
 
 def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_path):

@@ -383,5 +383,14 @@ def _loose(kind: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class ImageRunConfig(RunConfig):
+    """What every task on images has."""
+
+    not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
+    data: ImageData = field(default_factory=ImageData)
+    machine: ImageMachine = field(default_factory=ImageMachine)
+
+
+@dataclass(frozen=True)
 class NoOptions(Group):
     """Of a command that takes none for a task."""

@@ -17,7 +17,7 @@ import regard
 from regard.config import to_dict
 from regard.data.batch import Batch
 from regard.errors import ConfigError, DataError
-from regard.tasks.images import ImagePredictor
+from regard.tasks.image_predictor import ImagePredictor
 from regard.tasks.regression.evaluation import compare_numbers, number_figures
 from regard.tasks.regression.loss import NumberError
 from regard.tasks.regression.page import warnings

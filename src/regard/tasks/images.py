@@ -1,4 +1,4 @@
-"""What tasks on images and volumes share: opening data, batches, a network for the data, reading what users give."""
+"""What tasks on images and volumes share: opening data, batches, a network for the data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from regard import registry
 from regard.config import make, to_dict
-from regard.console import Progress, columns
+from regard.console import Progress
 from regard.data import (
     CROPS,
     Augmenter,
@@ -26,43 +24,29 @@ from regard.data import (
     Loader,
     Preparation,
     Scan,
-    checked,
-    find_images,
     fit_loses,
     keep_some,
     open_source,
-    read_image,
-    read_mask,
     scan,
     statistics,
-    to_tensor,
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.errors import ConfigError, DataError, refuse_failed
+from regard.errors import ConfigError
 from regard.explain import (
-    DEFAULT,
     Explanation,
-    Inspection,
-    Visualisation,
     attends,
-    check_method,
-    explain,
-    inspect_model,
-    random_twins,
     reported,
-    visualise,
 )
 from regard.explain.attention_store import BUDGET, keep_attention
-from regard.explain.draw import draw, draw_pages
-from regard.explain.visualise import STEPS
+from regard.explain.draw import draw
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
 from regard.settings import RunConfig
 from regard.task import Job, Task
 from regard.training import ALONE, World, adapt, largest_batch
-from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
+from regard.weights import Checkpoint, Run, Start, find_run, open_start
 
 SMALL_SIDE = 64
 """Pixels up to which pictures are small."""
@@ -204,6 +188,11 @@ class ImageTask(Task):
     def augmenter(self) -> Augmenter:
         raise NotImplementedError
 
+    def phases(self) -> tuple[int, int]:
+        """The last epoch with mixup and CutMix, and the last one of low resolution, never the very last."""
+        epochs, augment = self.config.optim.epochs, self.config.augment
+        return epochs - round(epochs * augment.mixup_off), min(round(epochs * augment.low_res), epochs - 1)
+
     def window(self) -> tuple[int, ...]:
         """What the epochs of low resolution see."""
         config = self.network().config
@@ -289,196 +278,3 @@ def explain_images(
             tick(place)
     if done:
         run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
-
-
-Image = Any
-"""A path, a Pillow image, or pixels (channels, *size) as array or tensor: uint8, or floating point in 0..1."""
-
-
-class ImagePredictor:
-    """A trained model of images: images in, predictions and explanations out."""
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device):
-        assert checkpoint.preparation is not None
-        self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
-        self.model = checkpoint.build()
-        self.model.to(device).eval()
-        self.random_models: list[Network] = []
-
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        return f"{name}({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
-
-    @classmethod
-    def open(cls, path: str | Path, device: torch.device, progress: Progress, heads: int | None = None) -> Any:
-        """From a run folder (its best weights) or a weights file of any known format."""
-        given: dict[str, Any] = {} if heads is None else {"heads": heads}
-        checkpoint, report = open_weights(path, **given)
-        for line in report.lines() if report.format != "regard" or report.untrained else ():
-            progress.say(line)
-        return cls(checkpoint, device)
-
-    # What a task decides.
-
-    def require_answers(self) -> None:
-        """An error if there is nothing to predict."""
-
-    def answers(self, output: Any) -> Tensor:
-        """What is predicted, (B, outputs)."""
-        raise NotImplementedError
-
-    def scores(self, output: Any) -> Tensor:
-        """What is explained, (B, outputs)."""
-        return output.logits.float()
-
-    def watched(self, output: Any) -> Tensor:
-        """What the checks of an explanation watch, (B, outputs)."""
-        return self.answers(output)
-
-    def prediction(self, name: str, answer: Tensor) -> Any:
-        raise NotImplementedError
-
-    def target_number(self, target: str | None, answer: Tensor) -> int:
-        """Which output is explained."""
-        raise NotImplementedError
-
-    # The same for all.
-
-    def data_settings(self, data: str | Path) -> dict[str, Any]:
-        return {}
-
-    def prepare(self, image: Image) -> Tensor:
-        """The network's input for an image, (1, channels, *size): fitted and normalised, on its device."""
-        return self.preparation(self._read(image)[1]).to(self.device)
-
-    def predict(self, image: Image) -> Any:
-        """The prediction for one image: a path, a Pillow image, or pixels (channels, *size), uint8 or float in 0..1."""
-        return next(self.predict_many([image]))
-
-    @torch.inference_mode()
-    def predict_many(
-        self, images: Iterable[Image], batch_size: int = 64, failed: list[DataError] | None = None
-    ) -> Iterator[Any]:
-        """Predictions in the order of the images, computed `batch_size` at a time.
-
-        An image that cannot be read is an error; given a list `failed`, the error goes there and the rest continues.
-        """
-        self.require_answers()
-        waiting: list[tuple[str, Tensor]] = []
-
-        def answer() -> Iterator[Any]:
-            x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
-            rows = self.answers(self.model(x, class_token_only=True)).cpu()
-            for (name, _), row in zip(waiting, rows, strict=True):
-                yield self.prediction(name, row)
-            waiting.clear()
-
-        for image in images:
-            try:
-                name, pixels = self._read(image)
-                waiting.append((name, self.preparation(pixels)))
-            except DataError as error:
-                if failed is None:
-                    raise
-                failed.append(error)
-            if len(waiting) == batch_size:
-                yield from answer()
-        if waiting:
-            yield from answer()
-
-    def explain(
-        self, image: Image, method: str = DEFAULT, target: str | None = None, *, mask: Any = None, **options: Any
-    ) -> Explanation:
-        """Why: a map over the image and its scores. `target` is the output to explain, the predicted one if not said.
-
-        `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
-        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it.
-        """
-        self.require_answers()
-        check_method(method, options, self.model)
-        name, pixels = self._read(image)
-        picture = self.preparation.picture(pixels)
-        region = None if mask is None else self.preparation.region(read_mask(mask, tuple(pixels.shape[1:])))
-        x = self.preparation.normalised(picture[None]).to(self.device)
-        self.random_models = self.random_models or random_twins(self.model)
-        with torch.inference_mode():
-            answer = self.answers(self.model(x, class_token_only=True))[0].cpu()
-        number = self.target_number(target, answer)
-        return explain(
-            self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
-            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
-            method=method, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
-            twins=self.random_models, **options,
-        )  # fmt: skip
-
-    def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
-        """What the network has learnt: filters, positions and, on images, attention distance and token norms.
-
-        `registers` adds that many test-time registers and measures the norms again, where there are outliers.
-        """
-        images = find_images([str(images)]) if isinstance(images, str | Path) else images
-        pictures = [self.preparation.picture(self._read(image)[1]) for image in images]
-        with Progress(quiet).bar("inspecting", len(pictures)) as tick:
-            together = torch.stack(pictures) if pictures else None
-            return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
-
-    def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
-        """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
-        mean, std = self.preparation.mean, self.preparation.std
-        wanted = {"steps": STEPS, "target": target} | wanted
-        with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
-            return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
-
-    # For the command line.
-
-    def inputs(self, words: Sequence[str]) -> list[Path]:
-        """Files, folders or globs."""
-        return find_images(words)
-
-    def explain_inputs(
-        self, words: Sequence[str], out: Path, *, box: tuple[int, ...] | None = None, mask: Any = None,
-        quiet: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
-        """Pages of pictures, and a table with the scores of each map."""
-        made, failed, paths = list[Explanation](), list[DataError](), self.inputs(words)
-        with Progress(quiet).bar("explaining", len(paths)) as tick:
-            for number, path in enumerate(paths, start=1):
-                try:
-                    made.append(self.explain(path, mask=mask or box, **options))
-                except DataError as error:
-                    failed.append(error)
-                tick(number)
-        for page in draw_pages(made, out) if made else ():
-            print(page)
-        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random map", "like random weights (low)")
-        masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
-        print(columns((*header, *masked, "verdict"), [
-            (e.prediction.name, str(e.prediction), f"{e.scores.insertion:.3f}", f"{e.scores.deletion:.3f}",
-             f"{e.scores.random:.3f}", f"{e.random_correlation:+.2f}",
-             *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
-            for e in made
-        ]))  # fmt: skip
-        refuse_failed(failed)
-
-    @staticmethod
-    def _read(image: Image) -> tuple[str, Tensor]:
-        if isinstance(image, str | Path):
-            return str(image), read_image(Path(image).expanduser())[0]
-        if hasattr(image, "getbands"):
-            return "picture", to_tensor(image, "the given picture")
-        if not isinstance(image, Tensor | np.ndarray):
-            raise DataError(
-                f"a {type(image).__name__} is no image",
-                do="give a path, a Pillow image or pixels (several: predict_many)",
-            )
-        pixels = torch.as_tensor(image).cpu()
-        if pixels.ndim < 3 or pixels.shape[0] not in (1, 3):
-            raise DataError(
-                f"pixels of shape {tuple(pixels.shape)} are not (channels, *size) with 1 or 3 channels",
-                do="put the channels first: pixels.transpose(2, 0, 1), or volume[None]",
-            )
-        if pixels.is_floating_point():
-            return "pixels", torch.from_numpy(checked(pixels.float().numpy(), "the given pixels"))
-        if pixels.dtype != torch.uint8:
-            raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
-        return "pixels", pixels

@@ -94,6 +94,7 @@ class Muon(torch.optim.Optimizer):
             keep = 1.0 if bad is None else 1 - bad
             if bad is not None:  # what is not finite must not even be multiplied by zero
                 grads = [torch.where(bad > 0, torch.zeros_like(g), g) for g in grads]
+            # torch has no public form of these: one kernel for all matrices, where a loop would launch one for each.
             ahead = torch._foreach_sub(grads, means)
             torch._foreach_mul_(ahead, (1 - group["momentum"]) * keep)
             torch._foreach_add_(means, ahead)

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.console import columns
 from regard.errors import ConfigError, did_you_mean
 from regard.tasks.classification.loss import probabilities
-from regard.tasks.images import ImagePredictor
+from regard.tasks.image_predictor import ImagePredictor
 from regard.weights import write_text
 
 

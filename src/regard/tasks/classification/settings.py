@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from regard.settings import Augment, Group, ImageData, ImageMachine, RunConfig, Transfer, setting
+from regard.settings import Augment, Group, ImageRunConfig, Transfer, setting
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 
@@ -24,15 +24,12 @@ class Options(Group):
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(ImageRunConfig):
     """Everything that decides a run of classification."""
 
     task_name: ClassVar[str] = "classification"
-    not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
-    data: ImageData = field(default_factory=ImageData)
     transfer: Transfer = field(default_factory=Transfer)
     augment: Augment = field(default_factory=Augment)
-    machine: ImageMachine = field(default_factory=ImageMachine)
     task: Options = field(default_factory=Options)
 
 

@@ -54,13 +54,9 @@ class Task(ImageTask):
         return Batch({"image": zeros[0]}, {"probabilities": zeros[1]})
 
     def augmenter(self) -> Augmenter:
-        config, prepared = self.config, self.preparation
-        epochs, augment = config.optim.epochs, config.augment
-        mixed = epochs - round(epochs * augment.mixup_off)
-        low_res = min(round(epochs * augment.low_res), epochs - 1)  # the last one sees whole pictures
-        classes = len(self.class_names())
+        config, prepared, classes = self.config, self.preparation, len(self.class_names())
         return Augmenter(
-            augment, config.general.seed, prepared.mean, prepared.std, classes, mixed, low_res, self.window()
+            config.augment, config.general.seed, prepared.mean, prepared.std, classes, *self.phases(), self.window()
         )
 
     def validate(self, model: nn.Module, loader: Loader, tick: Any, world: World) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from regard.settings import Crops, Group, ImageData, ImageMachine, NoOptions, RunConfig, setting
+from regard.settings import Crops, Group, ImageRunConfig, NoOptions, setting
 from regard.tasks.image_options import LoadOptions
 
 
@@ -28,14 +28,11 @@ class Options(Group):
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(ImageRunConfig):
     """Everything that decides a run of pre-training by masked patches."""
 
     task_name: ClassVar[str] = "pretraining"
-    not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
-    data: ImageData = field(default_factory=ImageData)
     augment: Crops = field(default_factory=Crops)
-    machine: ImageMachine = field(default_factory=ImageMachine)
     task: Options = field(default_factory=Options)
 
 

@@ -17,7 +17,8 @@ from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
 from regard.settings import Augment
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImagePredictor, ImageTask, is_small
+from regard.tasks.image_predictor import ImagePredictor
+from regard.tasks.images import ImageTask, is_small
 from regard.tasks.pretraining.evaluation import Reconstructed, reconstruct, reconstruction_losses
 from regard.tasks.pretraining.loss import MaskedPatches
 from regard.tasks.pretraining.page import PICTURES, draw_reconstructions, page

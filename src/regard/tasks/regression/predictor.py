@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.console import columns
 from regard.errors import ConfigError, RunError, did_you_mean
-from regard.tasks.images import ImagePredictor
+from regard.tasks.image_predictor import ImagePredictor
 from regard.weights import Checkpoint, to_csv, to_json, write_text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.settings import Augment, Group, ImageData, ImageMachine, NoOptions, RunConfig, Transfer, setting
+from regard.settings import Augment, Group, ImageData, ImageRunConfig, NoOptions, Transfer, setting
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 
@@ -49,15 +49,13 @@ class Options(Group):
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(ImageRunConfig):
     """Everything that decides a run of regression."""
 
     task_name: ClassVar[str] = "regression"
-    not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
     data: NumberData = field(default_factory=NumberData)
     transfer: Transfer = field(default_factory=Transfer)
     augment: Augment = field(default_factory=Augment)
-    machine: ImageMachine = field(default_factory=ImageMachine)
     task: Options = field(default_factory=Options)
 
 

@@ -76,11 +76,9 @@ class Task(ImageTask):
         return Batch({"image": zeros[0]}, {"values": zeros[1]})
 
     def augmenter(self) -> Augmenter:
-        config, epochs, augment = self.config, self.config.optim.epochs, self.config.augment
-        mixed = epochs - round(epochs * augment.mixup_off)
-        low_res = min(round(epochs * augment.low_res), epochs - 1)
+        config, prepared = self.config, self.preparation
         return NumberAugmenter(
-            augment, config.general.seed, self.preparation.mean, self.preparation.std, 0, mixed, low_res, self.window(),
+            config.augment, config.general.seed, prepared.mean, prepared.std, 0, *self.phases(), self.window(),
             values=self.standardised,
         )  # fmt: skip
 
