@@ -6,17 +6,17 @@ import torch
 from regard import tasks
 from regard.data import Sample, Source, keep_some, open_source, scan, split
 from regard.data.dataset import Dataset
-from regard.data.scanner import Scan
-from regard.data.text import Corpus
+from regard.data.scanner import ImageDataset
+from regard.data.text import TextDataset
 from regard.errors import DataError
 from tests.conftest import make_folder
 
 TASK = tasks.find("classification")
 
 
-def made(samples: list[Sample], classes=("a", "b"), digests=None) -> Scan:
+def made(samples: list[Sample], classes=("a", "b"), digests=None) -> ImageDataset:
     source = Source("made", "made", "", classes, tuple(samples), lambda i: (torch.zeros(1, 2, 2), "L"))
-    return Scan(source, digests=digests or [str(n) for n in range(len(samples))])
+    return ImageDataset(source, digests=digests or [str(n) for n in range(len(samples))])
 
 
 def grouped(kind: str, groups: int = 60) -> tuple[Dataset, list[int]]:
@@ -27,7 +27,7 @@ def grouped(kind: str, groups: int = 60) -> tuple[Dataset, list[int]]:
         return made([Sample(str(n), n % 2, group=f"patient {g}") for n, g in enumerate(group)]), group
     sources = [f"Sentence {g}" if n % 2 else f"sentence  {g}" for n, g in enumerate(group)]
     targets = [f"Satz {n}" for n in range(count)]
-    return Corpus("made", "made", "", "en", "de", sources, targets, [""] * count, list(range(count))), group
+    return TextDataset("made", "made", "", "en", "de", sources, targets, [""] * count, list(range(count))), group
 
 
 @pytest.mark.parametrize("kind", ["images", "text"])

@@ -10,7 +10,7 @@ from regard.data.loader import Images, Loader
 from regard.data.masks import read_mask
 from regard.data.preparation import Preparation, statistics
 from regard.data.random import order
-from regard.data.scanner import Scan, scan
+from regard.data.scanner import ImageDataset, scan
 from regard.data.source import Sample, Source
 from regard.data.splits import keep_some, split
 
@@ -18,12 +18,12 @@ __all__ = [
     "CROPS",
     "Augmenter",
     "Batch",
+    "ImageDataset",
     "Images",
     "Loader",
     "Masker",
     "Preparation",
     "Sample",
-    "Scan",
     "Source",
     "checked",
     "find_images",

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from regard.data.augment import to_float
 from regard.data.fitting import CROPS, fit, with_channels
 from regard.data.random import order, uniforms
-from regard.data.scanner import CACHE_BYTES, Scan
+from regard.data.scanner import CACHE_BYTES, ImageDataset
 from regard.data.send import send
 from regard.data.source import Source
 from regard.errors import DataError
@@ -37,7 +37,9 @@ class ImageBatch(NamedTuple):
 class Images(Dataset[tuple[Tensor, int, int]]):
     """The samples of one split, by (epoch, sample number); a `crop` of CROPS cuts anew every epoch."""
 
-    def __init__(self, scan: Scan, size: tuple[int, ...], channels: int, *, crop: str | None = None, seed: int = 0):
+    def __init__(
+        self, scan: ImageDataset, size: tuple[int, ...], channels: int, *, crop: str | None = None, seed: int = 0
+    ):
         self.scan, self.crop = scan, CROPS.get(crop or "none")
         self.size, self.channels, self.seed = size, channels, seed
 

@@ -29,7 +29,7 @@ CACHE_BYTES = 2**30
 
 
 @dataclass
-class Scan:
+class ImageDataset:
     """A checked dataset. `digests` name pixels, not files: the same picture saved twice has one digest."""
 
     source: Source
@@ -234,9 +234,9 @@ class Scan:
             )
 
 
-def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> Scan:
+def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> ImageDataset:
     """Read every sample once, in parallel; damaged files are listed, not raised."""
-    dataset, cached, total = Scan(source), 0, len(source.samples)
+    dataset, cached, total = ImageDataset(source), 0, len(source.samples)
     for index, result in enumerate(_check_all(source, total)):
         tick(index + 1, total)
         if isinstance(result, str):

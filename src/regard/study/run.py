@@ -12,7 +12,7 @@ from typing import Any
 
 from regard import api, tasks
 from regard.console import Progress, time_left
-from regard.data import Scan, split
+from regard.data import ImageDataset, split
 from regard.errors import ConfigError, DivergedError
 from regard.run.settle import check_settings, settle
 from regard.study.design import Study, Trial
@@ -38,7 +38,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
         raise ConfigError(f"jobs={jobs}: at least one run is made at a time")
     progress, failed = Progress(quiet), dict[str, str]()
     scan = api.check(study.data, quiet=quiet)
-    if not isinstance(scan, Scan):
+    if not isinstance(scan, ImageDataset):
         raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
     scan.require_usable()
     study = _settled(study, scan)
@@ -68,7 +68,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     return result
 
 
-def _made(study: Study, scan: Scan, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
+def _made(study: Study, scan: ImageDataset, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
     """Each run when it has ended. Several at a time are processes of their own, which share the cores; each is handed
     its scan."""
     if jobs == 1:
@@ -92,23 +92,23 @@ def _made(study: Study, scan: Scan, trials: list[Trial], jobs: int) -> Iterator[
         pool.shutdown(cancel_futures=True)
 
 
-_SCANS: list[Scan] = []
+_DATASETS: list[ImageDataset] = []
 """In a process that makes runs of one study, and lives no longer than that: the scan of its data."""
 
 
-def _prepare(threads: int, scan: Scan, images: dict[int, Any]) -> None:
+def _prepare(threads: int, scan: ImageDataset, images: dict[int, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
     scan.cache = {number: torch.from_numpy(image) for number, image in images.items()}
-    _SCANS.append(scan)
+    _DATASETS.append(scan)
 
 
 def _make_there(study: Study, trial: Trial) -> float:
-    return _make(study, trial, _SCANS[0])
+    return _make(study, trial, _DATASETS[0])
 
 
-def _settled(study: Study, scan: Scan) -> Study:
+def _settled(study: Study, scan: ImageDataset) -> Study:
     """With sizes that the data can give, and one batch size for all of them."""
     configs = []
     for fields in study.arms.values():  # what an arm cannot be is said before anything runs
@@ -138,7 +138,7 @@ def _finished(study: Study, trial: Trial) -> bool:
     return (study.out / "runs" / trial.name / "report.html").is_file()
 
 
-def _make(study: Study, trial: Trial, scan: Scan) -> float:
+def _make(study: Study, trial: Trial, scan: ImageDataset) -> float:
     path = study.out / "runs" / trial.name
     settings = {name: value for name, value in trial.settings.items() if value is not None}
     run: Run = api.train(study.data, out=path, quiet=True, resume=True, dataset=scan, **settings)

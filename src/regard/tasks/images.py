@@ -20,10 +20,10 @@ from regard.data import (
     CROPS,
     Augmenter,
     Batch,
+    ImageDataset,
     Images,
     Loader,
     Preparation,
-    Scan,
     fit_loses,
     keep_some,
     open_source,
@@ -54,7 +54,7 @@ EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
 
-def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Scan:
+def read_images(data: str | Path, progress: Progress, labels: bool = True) -> ImageDataset:
     """Read every image once, saying what they are."""
     source = open_source(data, labels)
     with progress.bar("reading", len(source.samples)) as tick:
@@ -65,7 +65,7 @@ def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Sc
     return dataset
 
 
-def is_small(dataset: Scan) -> bool:
+def is_small(dataset: ImageDataset) -> bool:
     return max((max(size) for size in dataset.sizes), default=0) <= SMALL_SIDE
 
 

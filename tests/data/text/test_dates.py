@@ -8,7 +8,7 @@ from babel.dates import parse_date
 from num2words import num2words
 
 from regard.data.splits import split
-from regard.data.text import Corpus, dates_corpus, open_pairs, train_tokenizers
+from regard.data.text import TextDataset, dates_corpus, open_pairs, train_tokenizers
 from regard.errors import ConfigError
 
 MONTHS = ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli"]
@@ -16,7 +16,7 @@ MONTHS += ["August", "September", "Oktober", "November", "Dezember"]
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Corpus:
+def corpus() -> TextDataset:
     return dates_corpus(seed=3, pairs=6000)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from regard import tasks
 from regard.data.splits import split
-from regard.data.text import Corpus, open_pairs
+from regard.data.text import TextDataset, open_pairs
 from regard.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -26,9 +26,9 @@ def write(folder: Path, **texts: str | bytes) -> Path:
     return folder
 
 
-def made(sources: list[str], targets: list[str], splits: list[str] | None = None) -> Corpus:
+def made(sources: list[str], targets: list[str], splits: list[str] | None = None) -> TextDataset:
     n = len(sources)
-    return Corpus("made", "made", "", "en", "de", sources, targets, splits or [""] * n, list(range(1, n + 1)))
+    return TextDataset("made", "made", "", "en", "de", sources, targets, splits or [""] * n, list(range(1, n + 1)))
 
 
 def test_plain_and_packed_files_with_named_splits(tmp_path):

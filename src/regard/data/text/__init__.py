@@ -1,16 +1,16 @@
 """From parallel text to batches of tokens: files in two languages, tokenizers, padded shapes, and a demo's corpus."""
 
 from regard.data.text.batches import EncodedPairs, TextLoader
-from regard.data.text.corpus import Corpus
+from regard.data.text.corpus import TextDataset
 from regard.data.text.dates import dates_corpus
 from regard.data.text.marian import open_marian
 from regard.data.text.pairs import open_pairs
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers, train_tokenizer, train_tokenizers
 
 __all__ = [
-    "Corpus",
     "EncodedPairs",
     "Piece",
+    "TextDataset",
     "TextLoader",
     "Tokenizer",
     "Tokenizers",

@@ -28,7 +28,7 @@ class Trouble(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TextDataset:
     """Sentence pairs. `splits` holds train, val and test names, or "" where the data names none.
 
     There may be several test sets, each called test or test_something.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.random import uniforms
-from regard.data.text.corpus import Corpus
+from regard.data.text.corpus import TextDataset
 from regard.errors import ConfigError, missing
 
 CODES = ("<de>", "<ko>")
@@ -30,7 +30,7 @@ _SMALL = 100  # numbers below are what larger ones are made of: always in traini
 _DATE, _NUMBER = 8, 9  # what random numbers are for, beside the uses in data
 
 
-def dates_corpus(seed: int = 0, pairs: int = PAIRS) -> Corpus:
+def dates_corpus(seed: int = 0, pairs: int = PAIRS) -> TextDataset:
     """Half dates of 1900 to 2099, half numbers below a million, each to both languages, each spelt in a drawn way.
 
     What is in one split is in no other: no date and no number in any spelling or language.
@@ -61,7 +61,7 @@ def dates_corpus(seed: int = 0, pairs: int = PAIRS) -> Corpus:
                 splits.append(name)
     why = f"dates and numbers from CLDR and num2words, made with seed {seed}"
     lines = list(range(1, len(sources) + 1))
-    return Corpus("dates", "made", why, "en", "de+ko", sources, targets, splits, lines, codes=CODES)
+    return TextDataset("dates", "made", why, "en", "de+ko", sources, targets, splits, lines, codes=CODES)
 
 
 def _splits(meanings: np.ndarray, seed: int, use: int) -> list[str]:

@@ -10,7 +10,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from regard.data.dataset import existing_path
-from regard.data.text.corpus import Corpus, Trouble
+from regard.data.text.corpus import TextDataset, Trouble
 from regard.data.text.dates import dates_corpus
 from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
 from regard.errors import DataError, did_you_mean
@@ -26,12 +26,12 @@ hungarian indonesian romanian"""
 _HEADS = frozenset(CODES.split()) | frozenset(_WORDS.split())
 
 
-def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> Corpus:
+def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> TextDataset:
     """The parallel text in a folder or a table, or the made one called `dates`; `source` and `target` say which
     languages or columns are meant.
 
     Pairs with a fault (a side that is empty, too long, not UTF-8, or holds control characters) are left out and
-    listed in `trouble`; `Corpus.require_usable` says how many are too many. Files whose line counts differ are
+    listed in `trouble`; `TextDataset.require_usable` says how many are too many. Files whose line counts differ are
     refused: nobody knows which lines belong together.
 
     >>> for name, text in (("train.en", "One.\\nTwo.\\n"), ("train.de", "Eins.\\nZwei.\\n")):
@@ -52,7 +52,7 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
     return corpus
 
 
-def _folder(root: Path, source: str | None, target: str | None) -> Corpus:
+def _folder(root: Path, source: str | None, target: str | None) -> TextDataset:
     """Files called SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz; files without their partner, and others, are ignored."""
     files: dict[str, dict[str, Path]] = {}
     visible = [p for p in sorted(root.iterdir()) if not p.name.startswith(".")]
@@ -188,12 +188,14 @@ class _Rows:
                 do="make them the same number of lines; lines end at \\n only, as `wc -l` counts them",
             )
 
-    def corpus(self, name: str, kind: str, why: str, source: str, target: str, ignored: Iterable[str] = ()) -> Corpus:
+    def corpus(
+        self, name: str, kind: str, why: str, source: str, target: str, ignored: Iterable[str] = ()
+    ) -> TextDataset:
         lists = self.sources, self.targets, self.splits, self.lines
-        return Corpus(name, kind, why, source, target, *lists, tuple(self.trouble), tuple(ignored))
+        return TextDataset(name, kind, why, source, target, *lists, tuple(self.trouble), tuple(ignored))
 
 
-def _table(path: Path, source: str | None, target: str | None) -> Corpus:
+def _table(path: Path, source: str | None, target: str | None) -> TextDataset:
     """Rows of a TSV or CSV. Tabs part a TSV's cells and quotes mean nothing there; a CSV's cells may be quoted."""
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(_TABLES):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.console import Progress
-from regard.data import Images, Loader, Scan
+from regard.data import ImageDataset, Images, Loader
 from regard.data.splits import split
 from regard.errors import DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
@@ -74,7 +74,7 @@ def probe(
     return result
 
 
-def probe_parts(dataset: Scan, run: str | Path, progress: Progress) -> tuple[dict[str, list[int]], str]:
+def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> tuple[dict[str, list[int]], str]:
     """The samples a probe learns from, chooses by and is tested on, and a sentence saying where they come from.
 
     They are split as the run was, or as a new run would be; no image that the run trained on or chose its weights

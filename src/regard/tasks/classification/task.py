@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Batch, Images, Loader, Scan
+from regard.data import Augmenter, Batch, ImageDataset, Images, Loader
 from regard.errors import DataError
 from regard.tasks.classification.comparison import compare_classifiers
 from regard.tasks.classification.evaluation import Evaluation, evaluate, quick_figures
@@ -31,7 +31,7 @@ class Task(ImageTask):
     headline: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     @classmethod
-    def recipe_for(cls, dataset: Scan, start: Any) -> str:
+    def recipe_for(cls, dataset: ImageDataset, start: Any) -> str:
         if start:
             return "paper_finetune"
         if dataset.source.kind == "digits":
@@ -39,7 +39,7 @@ class Task(ImageTask):
         return "small_images" if is_small(dataset) else "default"
 
     @classmethod
-    def split(cls, dataset: Scan, config: Any) -> tuple[list[str], str]:
+    def split(cls, dataset: ImageDataset, config: Any) -> tuple[list[str], str]:
         if len(dataset.source.classes) < 2:
             raise DataError("the data has one class only: there is nothing to tell apart", where=dataset.name)
         return super().split(dataset, config)
@@ -82,7 +82,7 @@ class Task(ImageTask):
 
     @classmethod
     def evaluate_on(
-        cls, predictor: Classifier, dataset: Scan, index: list[int], options: EvalOptions, progress: Progress
+        cls, predictor: Classifier, dataset: ImageDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> Evaluation:
         predictor.require_answers()
         unknown = sorted(set(dataset.source.classes) - set(predictor.classes))

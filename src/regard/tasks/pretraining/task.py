@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Loader, Masker, Scan
+from regard.data import Augmenter, ImageDataset, Loader, Masker
 from regard.errors import ConfigError, RunError
 from regard.networks.base import Network
 from regard.networks.mae.config import MAEConfig
@@ -36,7 +36,7 @@ class Task(ImageTask):
     labels: ClassVar[bool] = False
 
     @classmethod
-    def recipe_for(cls, dataset: Scan, start: Any) -> str:
+    def recipe_for(cls, dataset: ImageDataset, start: Any) -> str:
         return "mae_small" if is_small(dataset) else "mae"
 
     def network(self) -> Network:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from regard.console import Progress, columns
-from regard.data import Scan, open_source, scan
+from regard.data import ImageDataset, open_source, scan
 from regard.errors import DataError, did_you_mean
 
 SHOWN = 5
 
 
 @dataclass
-class NumberScan(Scan):
+class NumberDataset(ImageDataset):
     """What was read: images, and the numbers (N, columns) of each."""
 
     columns: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class NumberScan(Scan):
         return super().to_json(splits, note) | {"columns": list(self.columns)}
 
 
-def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress) -> NumberScan:
+def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress) -> NumberDataset:
     """Read every image once, and the numbers of the named columns."""
     source = open_source(data, labels=False)
     if not source.columns:
@@ -86,8 +86,8 @@ def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress) -
     source = replace(source, why=f"{why}; columns not used: {unused}" if unused else why)
     with progress.bar("reading", len(source.samples)) as tick:
         read = scan(source, lambda done, total: tick(done))
-    held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(Scan)} | {"path": str(data)}
-    return NumberScan(**held, columns=names, values=values)
+    held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(ImageDataset)} | {"path": str(data)}
+    return NumberDataset(**held, columns=names, values=values)
 
 
 def _number(text: str) -> float:

@@ -17,7 +17,7 @@ from regard.evaluation import run_over
 from regard.metrics import Comparison
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask, explain_images, is_small
-from regard.tasks.regression.data import NumberScan, read_numbers
+from regard.tasks.regression.data import NumberDataset, read_numbers
 from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError
 from regard.tasks.regression.page import page
@@ -37,15 +37,15 @@ class Task(ImageTask):
         return tuple(f"{measure}{suffix}" for suffix in suffixes for measure in ("mae", "r2"))
 
     @classmethod
-    def open(cls, data: str | Path, config: Any, progress: Progress) -> NumberScan:
+    def open(cls, data: str | Path, config: Any, progress: Progress) -> NumberDataset:
         return read_numbers(data, config.data.columns, progress)
 
     @classmethod
-    def outputs(cls, dataset: NumberScan) -> int:
+    def outputs(cls, dataset: NumberDataset) -> int:
         return len(dataset.columns)
 
     @classmethod
-    def recipe_for(cls, dataset: NumberScan, start: Any) -> str:
+    def recipe_for(cls, dataset: NumberDataset, start: Any) -> str:
         if start:
             return "regression_finetune"
         return "regression_small" if is_small(dataset) else "regression"
@@ -120,7 +120,7 @@ class Task(ImageTask):
 
     @classmethod
     def evaluate_on(
-        cls, predictor: Estimator, dataset: NumberScan, index: list[int], options: EvalOptions, progress: Progress
+        cls, predictor: Estimator, dataset: NumberDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> NumberEvaluation:
         prepared = predictor.preparation
         loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
@@ -148,7 +148,7 @@ class NumberAugmenter(Augmenter):
         return {"image": x}, {"values": targets}
 
 
-def evaluate(estimator: Estimator, dataset: NumberScan, loader: Loader, tick: Any) -> NumberEvaluation:
+def evaluate(estimator: Estimator, dataset: NumberDataset, loader: Loader, tick: Any) -> NumberEvaluation:
     """Figures with intervals over everything the loader gives."""
 
     def answer(x: Tensor, _: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from regard.config import to_dict
 from regard.console import Progress
 from regard.data.feed import TextFeed
 from regard.data.splits import split
-from regard.data.text import Corpus, EncodedPairs, TextLoader, Tokenizers, open_pairs, train_tokenizers
+from regard.data.text import EncodedPairs, TextDataset, TextLoader, Tokenizers, open_pairs, train_tokenizers
 from regard.metrics import Comparison, compare_translations
 from regard.networks.translator import Translator as Network
 from regard.nn import Attention
@@ -47,8 +47,8 @@ class Task(BaseTask):
         self.pairs: EncodedPairs
 
     @property
-    def corpus(self) -> Corpus:
-        assert isinstance(self.job.dataset, Corpus)
+    def corpus(self) -> TextDataset:
+        assert isinstance(self.job.dataset, TextDataset)
         return self.job.dataset
 
     @property
@@ -57,7 +57,7 @@ class Task(BaseTask):
         return self.job.config
 
     @classmethod
-    def open(cls, data: str | Path, config: Any, progress: Progress) -> Corpus:
+    def open(cls, data: str | Path, config: Any, progress: Progress) -> TextDataset:
         return open_pairs(data, config.data.source, config.data.target)
 
     @classmethod
@@ -223,8 +223,8 @@ def evaluation_loader(pairs: EncodedPairs, index: list[int], batch_tokens: int, 
 
 
 def _evaluate(
-    translator: Translator, corpus: Corpus, index: list[int], loader: TextLoader, beam_size: int, length_penalty: float,
-    tick: Any,
+    translator: Translator, corpus: TextDataset, index: list[int], loader: TextLoader, beam_size: int,
+    length_penalty: float, tick: Any,
 ) -> TranslationEvaluation:  # fmt: skip
     return evaluate_translator(
         translator.model, translator.tokenizers, loader, [corpus.key(n) for n in index],
