@@ -18,6 +18,7 @@ ALIGN = "Bahdanau et al., Learning to Align and Translate (2015); Luong et al. (
 SEQ2SEQ = "Cho et al., RNN Encoder-Decoder (2014)"
 MLP = "the fully connected baseline"
 OURS = "small enough for a laptop's CPU"
+SMALL = "for a few thousand images, on a GPU"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Entry:
 
 MODELS: dict[str, Entry] = {
     "vit_nano": Entry("vit", 239_400, (32, 32), OURS),
+    "vit_nano16": Entry("vit", 285_480, (128, 128), OURS),
+    "vit_mini4": Entry("vit", 5_025_512, (32, 32), SMALL),
+    "vit_mini16": Entry("vit", 5_243_624, (224, 224), SMALL),
     "vit_ti16": Entry("vit", 5_717_416, (224, 224), DEIT),
     "vit_s14": Entry("vit", 22_004_584, (224, 224), DINOV2),
     "vit_s16": Entry("vit", 22_050_664, (224, 224), DEIT),

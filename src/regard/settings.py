@@ -101,6 +101,9 @@ class Optim(Group):
     title: ClassVar[str] = "optimizer"
     epochs: int = setting(100, "Passes over the training data.", least=1, common=True)
     steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1, common=True)
+    minutes: float | None = setting(
+        None, "Train for about this long: epochs are fitted to the speed of this machine.", least=0.01, common=True
+    )
     accumulate: int = setting(1, "Batches per optimizer step: gradient accumulation.", least=1)
     optimizer: Literal["adamw", "muon", "sgd"] = setting(
         "adamw",

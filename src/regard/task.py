@@ -7,9 +7,10 @@ A task is a folder `tasks/NAME/` and a row in `tasks.TASKS`. Its `settings.py` (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -126,6 +127,14 @@ class Predictor(Protocol):
         ...
 
 
+class Choice(NamedTuple):
+    """A recipe, the settings of it that the data decides, and the reason in one line."""
+
+    recipe: str
+    values: Mapping[str, Any] = MappingProxyType({})
+    why: str = ""
+
+
 @dataclass
 class Job:
     """A run before its first step: settings, where each came from, data, splits, and the weights it starts from."""
@@ -136,6 +145,8 @@ class Job:
     splits: list[str]
     note: str = ""
     start: Any = None
+    why: str = ""
+    """Why these defaults: one line."""
 
     @property
     def device(self) -> torch.device:
@@ -181,8 +192,8 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def recipe_for(cls, dataset: Any, start: Any) -> str:
-        """The recipe for this data, where none is asked for."""
+    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+        """The recipe that is asked for, or else the one for this data, and what the data changes in it."""
 
     @classmethod
     @abstractmethod

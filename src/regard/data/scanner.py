@@ -25,6 +25,10 @@ from regard.data.source import Files, Source
 from regard.errors import DataError
 
 CACHE_SIDE = 96
+GREY = "RGB, all grey"
+"""Mode of a grey picture that is stored as colour."""
+GREY_LEVELS = 0.5
+"""Mean difference of channels, of 255 levels, below which a picture is grey."""
 CACHE_BYTES = 2**30
 
 
@@ -246,7 +250,7 @@ def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: 
         shape, mode, digest, pixels = result
         dataset.sizes[shape[1:]] += 1
         dataset.modes[mode] += 1
-        dataset.channels = max(dataset.channels, shape[0])
+        dataset.channels = max(dataset.channels, 1 if mode == GREY else shape[0])
         dataset.digests.append(digest)
         if pixels is not None and cached <= CACHE_BYTES:
             cached += pixels.nbytes
@@ -268,8 +272,16 @@ def _check(source: Source, index: int) -> _Checked:
     pixels = np.ascontiguousarray(tensor.numpy())
     digest = hashlib.sha256(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
     digest.update(pixels.data)
+    if mode == "RGB" and _is_grey(pixels):
+        mode = GREY
     small = max(tensor.shape[1:]) <= CACHE_SIDE
     return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
+
+
+def _is_grey(pixels: np.ndarray) -> bool:
+    """Whether three channels hold one grey picture, but for traces of compression."""
+    red, green, blue = pixels.astype(np.int16)
+    return float(max(np.abs(red - green).mean(), np.abs(green - blue).mean())) < GREY_LEVELS
 
 
 def _check_all(source: Source, total: int) -> Iterator[_Checked]:

@@ -24,7 +24,7 @@ class Network(nn.Module):
     """
 
     BLOCKS: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """Classes of its repeated blocks; Muon updates their matrices."""
+    """Classes of its repeated blocks."""
     TOKENS_ON_INPUT: ClassVar[bool] = False
     """Whether the output's tokens are at the positions on the input that the token map says."""
 
@@ -51,6 +51,10 @@ class Network(nn.Module):
     def repeated(self) -> list[nn.Module]:
         """Its blocks, in order."""
         return [module for module in self.modules() if isinstance(module, self.BLOCKS)]
+
+    def hidden_layers(self) -> list[nn.Module]:
+        """The modules whose matrices Muon updates."""
+        return self.repeated()
 
     def run_block(self, block: nn.Module, *inputs: Tensor, **options: Any) -> Tensor:
         """A block's output; with `checkpointing`, its activations are not kept."""

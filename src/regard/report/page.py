@@ -15,13 +15,16 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
     """Draw the figures, then write model_card.md and report.html."""
     data, summary = run.read_json("data.json"), run.read_json("summary.json")
     page: Page = task.page(run, config, data, summary)
-    where = run.read_json("config.json")["data"]
+    stored = run.read_json("config.json")
+    where, defaults = stored["data"], stored.get("why", "")
     if page.limits:
         write_text(run.path / "model_card.md", _card(run, where, config, data, summary, page))
-    write_text(run.path / "report.html", _page(run, where, config, origins, data, summary, page))
+    write_text(run.path / "report.html", _page(run, where, config, origins, data, summary, page, str(defaults)))
 
 
-def _page(run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page) -> str:
+def _page(
+    run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page, defaults: str
+) -> str:
     environment = run.read_json("environment.json")
     settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
     chosen = [row for row in settings if row[2] != "default"]
@@ -46,6 +49,7 @@ def _page(run: Run, where: str, config: RunConfig, origins: dict[str, Any], data
         table(("split", data["samples"]), [(name, f"{total(count):,}") for name, count in data["counts"].items()]),
         f"<p>Fingerprint: <code>{escape(data['fingerprint'][:16])}</code>. {escape(' '.join(data['findings']))}</p>",
         "<h2>Settings</h2>",
+        f"<p>Defaults {escape(defaults)}.</p>" if defaults else "",
         table(("setting", "value", "from"), chosen),
         f"<details><summary>{len(rest)} defaults</summary>{table(('setting', 'value', 'from'), rest)}</details>",
         f"<h2>To reproduce</h2><pre>{escape(_command(run))}</pre>",

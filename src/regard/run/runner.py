@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,6 +31,8 @@ from regard.weights import Run
 
 CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every", "shard")
 """Settings that do not change the result, and so may be changed when a run is resumed."""
+MEASURED_SECONDS = 4.0
+"""For how long steps are timed, at least two of them."""
 
 
 def start(
@@ -66,12 +68,16 @@ def start(
         progress.say(f"{data}: {dataset.summary()}; task: {entry.name} ({why})")
         dataset.require_usable(asked.data.unreadable)
         weights = task_class.start(asked, settings.get("model"), dataset)
-        config, origins = settle(entry, task_class, dataset, settings, weights)
+        config, origins, why_these = settle(entry, task_class, dataset, settings, weights)
+        if why_these:
+            progress.say(f"defaults {why_these}")
         config = config.change({"out": world.agree(config.general.out or "")})
         splits, note = task_class.split(dataset, config)
         progress.say(f"splits: {note}")
-        task = task_class(Job(config, origins, dataset, splits, note, weights))
+        task = task_class(Job(config, origins, dataset, splits, note, weights, why_these))
         prepare(task, progress)
+        if config.optim.minutes is not None:
+            task = fit_minutes(task, world, progress)
         if dry_run:
             print(rehearse(task, progress))
             return Run(Path(config.general.out or ""))
@@ -264,25 +270,63 @@ def report(run: Run) -> None:
     write_report(run, config, origins, entry.load())
 
 
-def rehearse(task: Task, progress: Progress) -> str:
-    """One step to see that all works, one to time it, one batch of validation; then what the run would take."""
-    job, optim = task.job, task.job.config.optim
-    samples = len(job.part("val"))
+class Timing(NamedTuple):
+    """Seconds of a first step, of each later one with its loading, and of a validation; the first loss; all steps."""
+
+    first: float
+    step: float
+    validation: float
+    loss: float
+    steps: int
+
+
+def measure(task: Task, progress: Progress) -> Timing:
+    """One step to see that all works, some to time them, one batch of validation. The task is not fit to train then."""
+    optim, samples = task.job.config.optim, len(task.job.part("val"))
     few = min(64, samples)
-    training = make_training(task, task.loader("val", limit=few), NullWriter(), progress, ALONE)
+    validation = task.loader("val", limit=few)
+    training = make_training(task, validation, NullWriter(), progress, ALONE)
     training.history.epoch = optim.epochs  # the first ones may be of low resolution
-    batches = list(itertools.islice(training.batches(), optim.accumulate))
+    batches, times, loss = training.batches(), list[float](), 0.0
     task.model.train()
     training.step.set_lr(0.0)
-    times, loss = [], 0.0
-    for _ in range(2):
+    try:
+        while len(times) < 3 or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
+            begun = time.monotonic()
+            some = list(itertools.islice(batches, optim.accumulate))
+            if not some:
+                break
+            value = float(training.step.train_step(some)[0]) / len(some)
+            loss = loss or value
+            times.append(time.monotonic() - begun)
         begun = time.monotonic()
-        loss = float(training.step.train_step(batches)[0]) / len(batches)
-        times.append(time.monotonic() - begun)
-    begun = time.monotonic()
-    training.evaluate(task.model, lambda *_: None)
-    validation = (time.monotonic() - begun) * -(-samples // few)
-    seconds = times[1] * training.steps + validation * optim.epochs + times[0]
+        training.evaluate(task.model, lambda *_: None)
+        validated = (time.monotonic() - begun) * -(-samples // few)
+    finally:
+        training.feed.close()
+        validation.close()
+    return Timing(times[0], sum(times[1:]) / max(1, len(times) - 1), validated, loss, training.steps)
+
+
+def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
+    """The same task with as many epochs as fit in the minutes asked for, built anew: measuring has moved its state."""
+    job = task.job
+    if world.size > 1:
+        raise ConfigError("minutes is for one process", do="give --epochs or --steps")
+    timing, optim = measure(task, progress), job.config.optim
+    epoch = timing.step * timing.steps / optim.epochs + timing.validation
+    epochs = max(1, int((60 * (optim.minutes or 0) - timing.first) / epoch))
+    progress.say(f"{optim.minutes:g} minutes are {epochs} epochs of about {epoch:.1f} s here")
+    job.config, job.origins["epochs"] = job.config.change({"epochs": epochs}), "auto"
+    again = type(task)(job)
+    prepare(again, Progress(quiet=True))
+    return again
+
+
+def rehearse(task: Task, progress: Progress) -> str:
+    """What the run would take."""
+    job, optim, timing = task.job, task.job.config.optim, measure(task, progress)
+    seconds = timing.step * timing.steps + timing.validation * optim.epochs + timing.first
     memory = torch.cuda.max_memory_allocated() if task.device.type == "cuda" else None
     word = job.dataset.samples_word
     named = [name for name in ("train", "val", *task.tests) if name in job.splits]
@@ -290,11 +334,11 @@ def rehearse(task: Task, progress: Progress) -> str:
         ("task", task.name),
         ("parameters", f"{task.parameters:,}"),
         (word, ", ".join(f"{name} {job.splits.count(name):,}" for name in dict.fromkeys(named))),
-        ("steps", f"{training.steps:,} of {task.step_words}"),
-        ("first loss", f"{loss:.3f}"),
-        ("time per step", f"{times[1] * 1000:.0f} ms (the first one {times[0]:.1f} s)"),
-        ("time per epoch", f"{times[1] * training.steps / optim.epochs + validation:.0f} s with validation"),
-        ("training", f"about {seconds / 60:.1f} minutes, loading of {word} not counted"),
+        ("steps", f"{timing.steps:,} of {task.step_words}"),
+        ("first loss", f"{timing.loss:.3f}"),
+        ("time per step", f"{timing.step * 1000:.0f} ms (the first one {timing.first:.1f} s)"),
+        ("time per epoch", f"{timing.step * timing.steps / optim.epochs + timing.validation:.0f} s with validation"),
+        ("training", f"about {seconds / 60:.1f} minutes"),
         ("memory", f"{memory / 2**30:.2f} GiB on the GPU" if memory else "not measured on a CPU"),
     ]
     return columns(("plan", ""), rows)

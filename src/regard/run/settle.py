@@ -25,6 +25,8 @@ def check_settings(entry: Entry, settings: Mapping[str, Any]) -> RunConfig:
     config = entry.config.of(settings)
     if settings.get("steps") is not None and settings.get("epochs") is not None:
         raise ConfigError("both steps and epochs are given", do="give one of them")
+    if settings.get("minutes") is not None and (settings.get("steps") or settings.get("epochs")):
+        raise ConfigError("minutes is given beside steps or epochs", do="give one of them")
     if "model" in settings:
         registry.find(config.model.model)
         config.check_model(settings)
@@ -36,25 +38,27 @@ def check_settings(entry: Entry, settings: Mapping[str, Any]) -> RunConfig:
 
 def settle(
     entry: Entry, task: type[Task], dataset: Dataset, settings: Mapping[str, Any], start: Any = None
-) -> tuple[RunConfig, dict[str, Origin]]:
-    """The run's settings with nothing left open, and where each came from.
+) -> tuple[RunConfig, dict[str, Origin], str]:
+    """The run's settings with nothing left open, where each came from, and why the defaults are what they are.
 
     The user's settings win over the shape of the weights that the run starts from, that over the recipe, the recipe
     over the defaults; what is still open comes from the data and the machine.
     """
     shape = start.shape if start else {}
     settings = {name: value for name, value in settings.items() if value is not None or name not in shape}
-    named = settings.get("recipe") or task.recipe_for(dataset, start)
-    defaults, recipe = entry.config(), entry.recipes[named]()
+    gpu = pick_device(settings.get("device") or "auto") != "cpu"
+    choice = task.choose(dataset, start, settings, gpu)
+    defaults, recipe = entry.config(), entry.recipes[choice.recipe]()
     base = defaults.flat()
     origins: dict[str, Origin] = dict.fromkeys(base, "default")
     origins |= {n: "recipe" for n, value in recipe.flat().items() if n not in base or value != base[n]}
     if settings.get("epochs") is not None:
         recipe = recipe.change({"steps": None})
-    model = str(settings.get("model") or shape.get("model") or recipe.model.model)
+    model = str(settings.get("model") or shape.get("model") or choice.values.get("model") or recipe.model.model)
     recipe, dropped = _for_model(recipe, model)
     origins |= dict.fromkeys(dropped, "default")
-    config = recipe.change({**shape, **settings, "recipe": named, "model": model})
+    origins |= dict.fromkeys(choice.values, "auto")
+    config = recipe.change({**choice.values, **shape, **settings, "recipe": choice.recipe, "model": model})
     origins["recipe"] = "auto"
     origins |= dict.fromkeys(shape, "weights")
     origins |= dict.fromkeys(settings, "flag")
@@ -64,7 +68,7 @@ def settle(
     for name, value in ({"out": out} | machine_defaults(config) | task.from_data(config, dataset)).items():
         if config.flat().get(name) in (None, "auto"):
             config, origins[name] = config.change({name: value}), "auto"
-    return config, origins
+    return config, origins, choice.why
 
 
 def _for_model(recipe: RunConfig, model: str) -> tuple[RunConfig, list[str]]:

@@ -61,7 +61,7 @@ def create_folder(task: Task, data: str, command: str, progress: Progress) -> Ru
     """The run folder, with all that is known before training."""
     job = task.job
     run = Run.create(Path(job.config.general.out or "runs/run"))
-    run.write_config(data, job.config, job.origins)
+    run.write_config(data, job.config, job.origins, job.why)
     write_text(run.path / "command.txt", command + "\n")
     run.write_json("environment.json", environment(job.device))
     for line in job.dataset.warnings(job.splits):

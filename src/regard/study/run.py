@@ -115,7 +115,10 @@ def _settled(study: Study, scan: ImageDataset) -> Study:
         settings = study.settings | fields
         entry, _ = tasks.choose(study.data, settings)
         check_settings(entry, settings)
-        configs.append(settle(entry, entry.load(), scan, settings)[0])
+        task: Any = entry.load()
+        if "recipe" not in settings and task.choose(scan, None, settings, gpu=False).recipe == task.from_scratch:
+            study = replace(study, settings={"recipe": task.plain} | study.settings)  # networks as published
+        configs.append(settle(entry, task, scan, study.settings | fields)[0])
     config: Any = configs[0]
     names, _ = split(scan, config.data.split_seed, config.data.holdout)
     there, classes = names.count("train"), len(scan.source.classes)

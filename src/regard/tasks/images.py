@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,12 +44,11 @@ from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
 from regard.settings import RunConfig
-from regard.task import Job, Task
+from regard.task import Choice, Job, Task
+from regard.tasks.small_data import SMALL_SIDE, Facts, choose_epochs, choose_model, choose_shape
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start
 
-SMALL_SIDE = 64
-"""Pixels up to which pictures are small."""
 EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
@@ -65,8 +64,15 @@ def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Im
     return dataset
 
 
-def is_small(dataset: ImageDataset) -> bool:
-    return max((max(size) for size in dataset.sizes), default=0) <= SMALL_SIDE
+def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
+    """What the defaults depend on; a size that is asked for counts, not that of the files."""
+    splits = dataset.given_splits()
+    images = min(splits.count("train") or len(splits), asked.get("images") or len(splits))
+    size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
+    given = asked.get("size")
+    if given:
+        size = (given,) * len(size) if isinstance(given, int) else tuple(given)
+    return Facts(images, size, gpu)
 
 
 class ImageTask(Task):
@@ -74,6 +80,16 @@ class ImageTask(Task):
 
     labels: ClassVar[bool] = True
     """Whether the data's labels are used."""
+    from_scratch: ClassVar[str] = ""
+    """The recipe for random weights, whose network and length are chosen from the data."""
+    plain: ClassVar[str] = ""
+    """The recipe that trains a network as published."""
+    plain_small: ClassVar[Mapping[str, Any]] = {
+        "model": "vit_nano", "epochs": 60, "batch_size": 128, "lr": 2e-3, "drop_path": 0.05
+    }  # fmt: skip
+    """What it has for small pictures."""
+    finetune: ClassVar[str] = ""
+    """The recipe for trained weights."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -97,6 +113,31 @@ class ImageTask(Task):
     def start(cls, config: Any, model: str | None, dataset: Any) -> Start | None:
         weights = config.transfer.weights if hasattr(config, "transfer") else None
         return open_start(weights, cls.outputs(dataset), config.model.fields(), model) if weights else None
+
+    @classmethod
+    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+        recipe, known = asked.get("recipe"), facts(dataset, asked, gpu)
+        if recipe is None:
+            recipe = cls.finetune if start else cls.from_scratch
+        if recipe == cls.plain and not start:
+            return Choice(recipe, cls.plain_small if known.small else {})
+        if recipe != cls.from_scratch:
+            why = f"{cls.finetune}: the network stays as the weights have it" if start else ""
+            return Choice(recipe, {}, why)
+        values: dict[str, Any] = {"epochs": choose_epochs(known)}
+        if len(known.size) != 2:
+            values["policy"] = "none"
+        if start:
+            return Choice(recipe, values)
+        model = str(asked.get("model") or choose_model(known))
+        values |= {"model": model} | choose_shape(model, asked)
+        if "model" not in asked and known.small and len(dataset.sizes) == 1:
+            values["size"] = known.size
+        values = {name: value for name, value in values.items() if name not in asked}
+        stem = " with a residual stem" if values.get("stem") else ""
+        length = f", {values['epochs']} epochs" if "epochs" in values else ""
+        other = f"; --recipe {cls.plain}: the network as published" if stem else ""
+        return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
 
     @classmethod
     def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:

@@ -27,7 +27,7 @@ def make_optimizers(
 
     Every parameter that trains is in one group, and every group says by which `factor` its rate differs.
     """
-    blocks = model.repeated() if kind == "muon" else []
+    blocks = model.hidden_layers() if kind == "muon" else []
     hidden = {p for block in blocks for p in block.parameters() if p.ndim > 1}
     depths = layer_numbers(model) if layer_decay != 1 else {}
     last = max(depths.values(), default=0)

@@ -97,8 +97,10 @@ class Run:
         with (self.path / name).open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
 
-    def write_config(self, data: str, config: RunConfig, origins: Mapping[str, Origin]) -> None:
-        self.write_json("config.json", {"data": data, "task": config.task_name, "settings": config.to_json(origins)})
+    def write_config(self, data: str, config: RunConfig, origins: Mapping[str, Origin], why: str = "") -> None:
+        """`why` says in one line how the defaults were chosen."""
+        stored = {"data": data, "task": config.task_name, "why": why, "settings": config.to_json(origins)}
+        self.write_json("config.json", stored)
 
     def read_config(self) -> StoredConfig:
         stored, where = self.read_json("config.json"), self.path / "config.json"

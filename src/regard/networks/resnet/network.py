@@ -9,6 +9,7 @@ paper's own CIFAR networks (section 4.2); the head starts at zero, as ViT's and 
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +18,7 @@ from regard.geometry import TokenMap, grid_of
 from regard.networks.base import Network, Output
 from regard.networks.resnet.bit import Bottleneck, PreActivation, even_conv, group_norm
 from regard.networks.resnet.config import ResNetConfig, configure
-from regard.nn import DropPath, drop_rates
+from regard.nn import DropPath, drop_rates, pad_to
 
 
 def plain_conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -62,6 +63,50 @@ def make_block(kind: str, before: int, after: int, stride: int, drop_path: float
     return PreActivation(before, after, stride, drop_path, first=first)
 
 
+def init_convolutions(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class ResidualStem(nn.Module):
+    """The first stages of a ResNet-18 as tokens: (B, N, width), one for each patch.
+
+    The hybrid architecture of Dosovitskiy et al. (2021, section 3.1) with the smallest residual blocks: two per halving
+    of the resolution, twice the channels after each. Patches of 8 pixels and more begin with ResNet's 7 × 7 convolution
+    and pooling, smaller ones with a 3 × 3 convolution at full resolution.
+
+    >>> ResidualStem((16, 16), 3, 32)(torch.rand(2, 3, 40, 32)).shape
+    torch.Size([2, 6, 32])
+    """
+
+    def __init__(self, patch: tuple[int, ...], channels: int, width: int, blocks: int = 2):
+        super().__init__()
+        base, halvings = max(16, min(64, width // 4)), patch[0].bit_length() - 1
+        if len(patch) != 2 or len(set(patch)) > 1 or patch[0] != 2**halvings:
+            raise ConfigError(
+                f"stem='residual' cannot make patches of {patch}", do="use a square patch of 2, 4, 8 or 16"
+            )
+        self.patch, self.small = patch, halvings < 3
+        self.root = plain_conv(channels, base, 3 if self.small else 7, 1 if self.small else 2)
+        self.root_norm = BatchNorm(base)
+        self.stages, before = nn.Sequential(), base
+        for stage in range(halvings + 1 if self.small else halvings - 1):
+            after = base * 2**stage
+            first = Basic(before, after, 2 if stage else 1)
+            self.stages.append(nn.Sequential(first, *(Basic(after, after, 1) for _ in range(blocks - 1))))
+            before = after
+        self.project = nn.Linear(before, width)
+        init_convolutions(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = pad_to(x, self.patch).contiguous(memory_format=torch.channels_last)
+        x = F.relu(self.root_norm(self.root(x)))
+        if not self.small:
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        return self.project(self.stages(x).flatten(2).transpose(1, 2))
+
+
 class ResNet(Network):
     """Pictures in, class scores out. Its tokens are the cells of the last feature map, in raster order.
 
@@ -103,9 +148,7 @@ class ResNet(Network):
 
     def reset_parameters(self) -> None:
         """He et al., "Delving deep into rectifiers" (2015), for the convolutions; zeros for the head."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        init_convolutions(self)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -116,7 +159,7 @@ class ResNet(Network):
                 f"an input of shape {tuple(x.shape)} does not fit: "
                 f"(batch, {self.config.channels} channels, height, width) is expected"
             )
-        cells = self.stages(self.embed(x))
+        cells = self.stages(self.embed(x.contiguous(memory_format=torch.channels_last)))
         if self.norm is not None:
             cells = F.relu(self.norm(cells))
         tokens = cells.flatten(2).transpose(1, 2)

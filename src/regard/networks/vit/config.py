@@ -14,6 +14,7 @@ from regard.networks.config import ImageConfig, shape
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
 SIZES = {
     "nano": (64, 4, 4, 192),
+    "mini": (256, 6, 4, 1024),
     "Ti": (192, 12, 3, 768),
     "S": (384, 12, 6, 1536),
     "B": (768, 12, 12, 3072),
@@ -25,6 +26,9 @@ SIZES = {
 # name: (size, patch, input side, axes, channels)
 VARIANTS = {
     "vit_nano": ("nano", 4, 32, 2, 3),
+    "vit_nano16": ("nano", 16, 128, 2, 3),
+    "vit_mini4": ("mini", 4, 32, 2, 3),
+    "vit_mini16": ("mini", 16, 224, 2, 3),
     "vit_ti16": ("Ti", 16, 224, 2, 3),
     "vit_s14": ("S", 14, 224, 2, 3),
     "vit_s16": ("S", 16, 224, 2, 3),
@@ -66,8 +70,9 @@ class ViTConfig(ImageConfig):
     dropout: float = shape(0.0, "Dropout rate.")
     drop_path: float = shape(0.0, "Stochastic depth: rate of the last block.")
     layer_scale: float | None = shape(None, "Initial value of LayerScale. Default: no LayerScale.")
-    stem: Literal["patch", "conv", "r50"] = shape(
-        "patch", "Tokens from one projection per patch, from convolutions, or from a ResNet-50."
+    stem: Literal["patch", "conv", "residual", "r50"] = shape(
+        "patch",
+        "Tokens from a projection per patch, from convolutions, from ResNet-18's stages, or from a ResNet-50.",
     )
     eps: float = shape(1e-6, "Epsilon of LayerNorm.")
     norm: Literal["pre", "post"] = shape("pre", "LayerNorm before or after attention and MLP.")

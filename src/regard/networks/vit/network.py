@@ -24,6 +24,7 @@ from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of
 from regard.networks.base import Network, Output
 from regard.networks.resnet.bit import HybridStem
+from regard.networks.resnet.network import Basic, ResidualStem
 from regard.networks.vit.config import ViTConfig, configure
 from regard.nn import (
     BlockConfig,
@@ -37,7 +38,7 @@ from regard.nn import (
     rope_table,
 )
 
-STEMS = {"patch": PatchEmbed, "conv": ConvStem, "r50": HybridStem}
+STEMS = {"patch": PatchEmbed, "conv": ConvStem, "residual": ResidualStem, "r50": HybridStem}
 
 
 class ViT(Network):
@@ -156,7 +157,10 @@ class ViT(Network):
 
     def compiled(self) -> list[nn.Module]:
         whole = [self.norm] * (self.config.pool == "mean")  # of all tokens; else of one
-        return [self.patches] * (self.config.stem == "conv") + self.repeated() + whole
+        return [self.patches] * (self.config.stem in ("conv", "residual")) + self.repeated() + whole
+
+    def hidden_layers(self) -> list[nn.Module]:
+        return [*(m for m in self.patches.modules() if isinstance(m, Basic)), *self.repeated()]
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size

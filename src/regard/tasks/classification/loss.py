@@ -22,6 +22,8 @@ class CrossEntropy:
 
     smoothing: float = 0.0
     kind: Literal["softmax", "bce"] = "softmax"
+    weights: Tensor | None = None
+    """A factor per class, on the device."""
     divisible = True
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
@@ -30,9 +32,9 @@ class CrossEntropy:
     def loss(self, output: Any, targets: Tensors) -> Tensor:
         logits, wanted = output.logits.float(), targets["probabilities"]
         if self.kind == "softmax":
-            return F.cross_entropy(logits, wanted, label_smoothing=self.smoothing)
+            return F.cross_entropy(logits, wanted, weight=self.weights, label_smoothing=self.smoothing)
         wanted = wanted * (1 - self.smoothing) + self.smoothing / wanted.shape[-1]
-        return F.binary_cross_entropy_with_logits(logits, wanted)
+        return F.binary_cross_entropy_with_logits(logits, wanted, weight=self.weights)
 
     def num_targets(self, targets: Tensors) -> int:
         return len(targets["probabilities"])

@@ -57,6 +57,10 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         warnings=_warnings(data, summary),
         facts=[
             ("always the commonest class", _percent(_commonest(summary))),
+            *(
+                (f"{name} on pixels", f"{_percent(f['value'])} ({_percent(f['low'])} to {_percent(f['high'])})")
+                for name, f in summary.get("pixel_baselines", {}).items()
+            ),
             ("data", f"{sum(sum(c.values()) for c in data['counts'].values()):,} images, {len(classes)} classes"),
         ],
         sections=[
@@ -90,9 +94,22 @@ def _warnings(data: Any, summary: Any) -> list[str]:
     lines = image_warnings(data, summary)
     if (np.array(summary["confusion"]).sum(0) > 0).sum() == 1:
         lines.insert(0, "It gives the same answer for every image: it has learnt nothing yet.")
+    best = max((f["value"] for f in summary.get("pixel_baselines", {}).values()), default=0.0)
+    if best >= summary["figures"]["accuracy"]["value"]:
+        lines.append(f"A simple model on raw pixels has {_percent(best)}: the network adds nothing here yet.")
+    if is_unbalanced(list(data["counts"].get("train", {}).values())):
+        lines.append(
+            "The largest class has more than ten times the training images of the smallest: accuracy says little of "
+            "the small ones. Look at the balanced accuracy and at each class."
+        )
     if data["conflicting_labels"]:
         lines.append(f"{len(data['conflicting_labels'])} images occur with different labels. data.json lists them.")
     return lines
+
+
+def is_unbalanced(counts: list[int]) -> bool:
+    """Whether the largest class has more than ten times the images of the smallest."""
+    return bool(counts) and max(counts) > 10 * min(counts)
 
 
 def _percent(value: float) -> str:

@@ -21,6 +21,12 @@ class Options(Group):
         "softmax", "Cross-entropy over all classes, or binary cross-entropy per class."
     )
     label_smoothing: float = setting(0.1, "Probability spread over the wrong classes.", least=0, below=1)
+    class_weights: Literal["equal", "balanced"] = setting(
+        "equal", "balanced: weigh classes in the loss by one over their number of training images."
+    )
+    pixel_baseline: bool = setting(
+        True, "Compare with logistic regression and a random forest on raw pixels, up to 10,000 training images."
+    )
 
 
 @dataclass(frozen=True)
@@ -58,23 +64,28 @@ def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:
 
 
 def default() -> Config:
-    """Plain supervised training of a ViT, for pictures of 64 pixels and more.
+    """From scratch on a few hundred to some ten thousand images, for every family of networks.
 
-    regard train DATA --model vit_s16
+    regard train DATA
+    regard train DATA --model resnet18
 
-    Cost and score depend on the data; from scratch, expect to need many thousands of images.
+    Network, input size and number of epochs are chosen from the data and the machine (`tasks/small_data.py`), and said.
+    Costs and scores: benchmarks/results/small_data.md.
+    """
+    return Config.of(
+        optimizer="muon", lr=2e-3, weight_decay=0.4, policy="trivial", mixup=0.2, cutmix=1.0, drop_path=0.2,
+    )  # fmt: skip
+
+
+def plain() -> Config:
+    """A network as published, from scratch, with AdamW and crops only: to compare with.
+
+    regard train DATA --recipe plain
+    regard train DATA --recipe plain --model resnet18
+
+    ViT-S/16 for 100 epochs; for images of up to 64 pixels vit_nano for 60 epochs, batches of 128, twice the rate.
     """
     return Config()
-
-
-def small_images() -> Config:
-    """A small ViT from scratch on pictures of 16 to 64 pixels, such as CIFAR or MedMNIST.
-
-    regard train DATA --recipe small_images
-
-    Cost and score depend on the data; not tuned yet on a public set.
-    """
-    return Config.of(model="vit_nano", epochs=60, batch_size=128, lr=2e-3, mixup=0.2, drop_path=0.05)
 
 
 def cifar() -> Config:
@@ -144,11 +155,11 @@ def deit3() -> Config:
     )  # fmt: skip
 
 
-def plain() -> Config:
+def better_plain() -> Config:
     """ViT-S/16 from scratch on ImageNet-1k as in "Better plain ViT baselines" (Beyer et al., 2022).
 
-    regard train imagenet/ --recipe plain
-    regard train imagenet/ --recipe plain --epochs 300 --warmup 0.0267
+    regard train imagenet/ --recipe better_plain
+    regard train imagenet/ --recipe better_plain --epochs 300 --warmup 0.0267
 
     Published: 76.5 % after 90 epochs, 6 to 7 hours on a TPU-v3-8; 80 % after 300, less than a day. Their weight decay
     of 1e-4 does not pass through the rate of 1e-3; AdamW's here does, so 0.1 pulls as hard. Our sinusoids have the
@@ -163,5 +174,5 @@ def plain() -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    f.__name__: f for f in (default, small_images, cifar, digits, paper_finetune, deit3, plain)
+    f.__name__: f for f in (default, plain, cifar, digits, paper_finetune, deit3, better_plain)
 }

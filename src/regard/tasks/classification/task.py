@@ -6,21 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader
 from regard.errors import DataError
+from regard.task import Choice
 from regard.tasks.classification.comparison import compare_classifiers
 from regard.tasks.classification.evaluation import Evaluation, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
-from regard.tasks.classification.page import page
+from regard.tasks.classification.page import is_unbalanced, page
+from regard.tasks.classification.pixel_baseline import pixel_baselines
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
 from regard.tasks.classification.settings import EvalOptions
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, explain_images, is_small
+from regard.tasks.images import ImageTask, explain_images
 from regard.training import World
 from regard.weights import Run, open_weights
 
@@ -28,15 +31,14 @@ from regard.weights import Run, open_weights
 class Task(ImageTask):
     name: ClassVar[str] = "classification"
     best: ClassVar[Any] = ("accuracy", "max")
-    headline: ClassVar[tuple[str, ...]] = ("accuracy",)
+    from_scratch, plain, finetune = "default", "plain", "paper_finetune"
+    plain_small: ClassVar[Mapping[str, Any]] = {**ImageTask.plain_small, "mixup": 0.2}
 
     @classmethod
-    def recipe_for(cls, dataset: ImageDataset, start: Any) -> str:
-        if start:
-            return "paper_finetune"
-        if dataset.source.kind == "digits":
-            return "digits"
-        return "small_images" if is_small(dataset) else "default"
+    def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+        if dataset.source.kind == "digits" and not start and asked.get("recipe") is None:
+            return Choice("digits")
+        return super().choose(dataset, start, asked, gpu)
 
     @classmethod
     def split(cls, dataset: ImageDataset, config: Any) -> tuple[list[str], str]:
@@ -46,7 +48,36 @@ class Task(ImageTask):
 
     @property
     def objective(self) -> CrossEntropy:
-        return CrossEntropy(self.config.task.label_smoothing, self.config.task.loss)
+        options, weights = self.config.task, None
+        if options.class_weights == "balanced":
+            counts = self._train_counts()
+            weights = torch.tensor(counts.sum() / (len(counts) * counts), dtype=torch.float32, device=self.device)
+        return CrossEntropy(options.label_smoothing, options.loss, weights)
+
+    def _train_counts(self) -> np.ndarray:
+        """Training images per class."""
+        labels = np.array(self.dataset.strata())[self.job.part("train")]
+        return np.bincount(labels, minlength=len(self.class_names()))
+
+    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        super().prepare(progress, about, folder)
+        if is_unbalanced(self._train_counts().tolist()) and self.config.task.class_weights == "equal":
+            progress.say(
+                "warning: the largest class has more than ten times the images of the smallest; look at the balanced "
+                "accuracy too, or train with --class-weights balanced"
+            )
+
+    @property
+    def headline(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("accuracy", "balanced_accuracy") if is_unbalanced(self._train_counts().tolist()) else ("accuracy",)
+
+    def extra_summary(self) -> dict[str, Any]:
+        """What simpler models make of the same images."""
+        if not self.config.task.pixel_baseline:
+            return {}
+        labels = np.array(self.dataset.strata())
+        found = pixel_baselines(self.images, self.job.part("train"), self.job.part(self.tests[0]), labels)
+        return {"pixel_baselines": {name: figure._asdict() for name, figure in found.items()}}
 
     def blank(self, count: int) -> Batch:
         shape, classes = (self.images.channels, *self.images.size), len(self.class_names())

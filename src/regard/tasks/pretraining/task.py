@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -16,9 +17,10 @@ from regard.networks.mae.config import MAEConfig
 from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
 from regard.settings import Augment
+from regard.task import Choice
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.image_predictor import ImagePredictor
-from regard.tasks.images import ImageTask, is_small
+from regard.tasks.images import ImageTask, facts
 from regard.tasks.pretraining.evaluation import Reconstructed, reconstruct, reconstruction_losses
 from regard.tasks.pretraining.loss import MaskedPatches
 from regard.tasks.pretraining.page import PICTURES, draw_reconstructions, page
@@ -36,8 +38,8 @@ class Task(ImageTask):
     labels: ClassVar[bool] = False
 
     @classmethod
-    def recipe_for(cls, dataset: ImageDataset, start: Any) -> str:
-        return "mae_small" if is_small(dataset) else "mae"
+    def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+        return Choice(asked.get("recipe") or ("mae_small" if facts(dataset, asked, gpu).small else "mae"))
 
     def network(self) -> Network:
         return self.model.encoder

@@ -16,7 +16,7 @@ from regard.errors import DataError
 from regard.evaluation import run_over
 from regard.metrics import Comparison
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, explain_images, is_small
+from regard.tasks.images import ImageTask, explain_images
 from regard.tasks.regression.data import NumberDataset, read_numbers
 from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError
@@ -30,6 +30,7 @@ from regard.weights import Run, open_weights
 class Task(ImageTask):
     name: ClassVar[str] = "regression"
     best: ClassVar[Any] = ("loss", "min")
+    from_scratch, plain, finetune = "regression", "regression_plain", "regression_finetune"
 
     @property
     def headline(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -43,12 +44,6 @@ class Task(ImageTask):
     @classmethod
     def outputs(cls, dataset: NumberDataset) -> int:
         return len(dataset.columns)
-
-    @classmethod
-    def recipe_for(cls, dataset: NumberDataset, start: Any) -> str:
-        if start:
-            return "regression_finetune"
-        return "regression_small" if is_small(dataset) else "regression"
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         """The mean and deviation of the training numbers: the network learns them standardised."""

@@ -19,7 +19,7 @@ from regard.data.text import EncodedPairs, TextDataset, TextLoader, Tokenizers, 
 from regard.metrics import Comparison, compare_translations
 from regard.networks.translator import Translator as Network
 from regard.nn import Attention
-from regard.task import Job
+from regard.task import Choice, Job
 from regard.task import Task as BaseTask
 from regard.tasks.translation.evaluation import TranslationEvaluation, evaluate_translator, likelihoods
 from regard.tasks.translation.loss import NextWord
@@ -61,10 +61,12 @@ class Task(BaseTask):
         return open_pairs(data, config.data.source, config.data.target)
 
     @classmethod
-    def recipe_for(cls, dataset: Any, start: Any) -> str:
+    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+        if asked.get("recipe"):
+            return Choice(asked["recipe"])
         if dataset.kind == "made":
-            return "dates"
-        return "translate" if len(dataset) > LARGE else "translate_small"
+            return Choice("dates")
+        return Choice("translate" if len(dataset) > LARGE else "translate_small")
 
     @classmethod
     def from_data(cls, config: Any, dataset: Any) -> dict[str, Any]:

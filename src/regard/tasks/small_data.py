@@ -1,0 +1,85 @@
+"""The default network and length for training from scratch, chosen from the data and the machine. Free of torch.
+
+Measured in benchmarks/results/small_data.md; explained in docs/training.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regard import registry
+
+SMALL_SIDE = 64
+"""Pixels up to which pictures are small."""
+MANY_PHOTOS = 50_000
+"""Photographs from which the default is a larger network."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice depends on: the number of training images, their commonest size, and whether there is a GPU."""
+
+    images: int
+    size: tuple[int, ...]
+    gpu: bool
+
+    @property
+    def small(self) -> bool:
+        return max(self.size) <= SMALL_SIDE
+
+    def describe(self) -> str:
+        size = " × ".join(map(str, self.size))
+        return f"{self.images:,} training images of {size} on a {'GPU' if self.gpu else 'CPU'}"
+
+
+def choose_model(facts: Facts) -> str:
+    """The default network: on a CPU one that trains in minutes.
+
+    >>> choose_model(Facts(1_700, (208, 277), gpu=True)), choose_model(Facts(1_700, (208, 277), gpu=False))
+    ('vit_mini16', 'vit_nano16')
+    """
+    if len(facts.size) == 3:
+        return "vit3d_nano"
+    if facts.small:
+        return "vit_mini4" if facts.gpu else "vit_nano"
+    if not facts.gpu:
+        return "vit_nano16"
+    return "vit_mini16" if facts.images < MANY_PHOTOS else "vit_s16"
+
+
+def choose_epochs(facts: Facts) -> int:
+    """Few images are seen more often than many, but in all fewer images are seen; on a CPU half as many.
+
+    >>> [choose_epochs(Facts(n, (224, 224), gpu=True)) for n in (300, 1_700, 10_000, 50_000)]
+    [300, 146, 60, 40]
+    >>> [choose_epochs(Facts(n, (224, 224), gpu=False)) for n in (300, 1_700, 10_000, 50_000)]
+    [150, 73, 30, 20]
+    """
+    epochs = min(300, max(40, round(6000 / math.sqrt(max(facts.images, 1)))))
+    return epochs if facts.gpu else epochs // 2
+
+
+def choose_shape(model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a ViT from scratch: a residual stem, positions by convolution and rotation, mean pooling; else nothing.
+
+    A stem that the model has of its own stays, as do patches that convolutions of stride 2 cannot make.
+
+    >>> choose_shape("vit_s16", {})["stem"], choose_shape("resnet18", {})
+    ('residual', {})
+    """
+    if registry.find(model).family != "vit":
+        return {}
+    plain = registry.configure(model)
+    patch, axes = asked.get("patch") or plain.patch, len(plain.size)
+    sides = set(patch) if isinstance(patch, tuple | list) else {patch}
+    halves = len(sides) == 1 and all(side > 1 and side & (side - 1) == 0 for side in sides)
+    each = (asked.get("width") or plain.width) // (asked.get("heads") or plain.heads)
+    shape: dict[str, Any] = {"pool": "mean", "positions": "conditional"}
+    if each % 2 == 0 and each >= 2 * axes:
+        shape["rope"] = True
+    if plain.stem == "patch" and axes == 2 and halves:
+        shape["stem"] = "residual"
+    return shape
