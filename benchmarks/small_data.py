@@ -43,18 +43,18 @@ def run(name: str, data: str, arm: str, seed: int, jobs: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         begun = time.time()
-        settings = {"pixel_baseline": find_spec("sklearn") is not None} | parse(arm)
+        settings: dict[str, Any] = {"pixel_baseline": find_spec("sklearn") is not None} | parse(arm)
         made = regard.train(data, out=f"{folder}/run", seed=seed, explain=0, **settings)
         summary, config = made.read_json("summary.json"), made.read_json("config.json")
         wall = time.time() - begun
-    settings = {key: held["value"] for group in config["settings"].values() for key, held in group.items()}
-    gpu = torch.cuda.is_available() and settings["device"] != "cpu"
+    used = {key: held["value"] for group in config["settings"].values() for key, held in group.items()}
+    gpu = torch.cuda.is_available() and used["device"] != "cpu"
     return {
         "data": name, "arm": arm, "seed": seed, "split": summary["split"], **summary["figures"]["accuracy"],
         "balanced": summary["figures"]["balanced_accuracy"]["value"], "validation": summary["val_accuracy"],
         "pixels": {key: f["value"] for key, f in summary.get("pixel_baselines", {}).items()},
-        "model": settings["model"], "size": per_axis(settings["size"], 2, "size"), "parameters": summary["parameters"],
-        "epochs": settings["epochs"], "seconds": summary["seconds"], "wall": round(wall, 1), "jobs": jobs,
+        "model": used["model"], "size": per_axis(used["size"], 2, "size"), "parameters": summary["parameters"],
+        "epochs": used["epochs"], "seconds": summary["seconds"], "wall": round(wall, 1), "jobs": jobs,
         "machine": torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads",
     }  # fmt: skip
 

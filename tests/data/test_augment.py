@@ -130,7 +130,7 @@ def planned(dataset, **settings) -> Augmenter:
     """The augmenter of a run with these settings."""
     entry = tasks.find("classification")
     task = entry.load()
-    config, origins = settle(entry, task, dataset, {"model": "vit_nano"} | settings)
+    config, origins, _ = settle(entry, task, dataset, {"model": "vit_nano"} | settings)
     made = task(Job(config, origins, dataset, task.split(dataset, config)[0]))
     assert isinstance(made, ImageTask)
     prepare(made, Progress(True))

@@ -154,7 +154,7 @@ def test_a_network_of_one_size_is_not_given_windows(tmp_path):
     assert not (tmp_path / "run").exists()
     dataset, entry = regard.check("digits", quiet=True), tasks.find("classification")
     for model, expected in (("mlp_nano", (0.0, "default")), ("resnet_nano", (0.6, "recipe"))):
-        config, origins = settle(entry, entry.load(), dataset, {"recipe": "cifar", "model": model})
+        config, origins, _ = settle(entry, entry.load(), dataset, {"recipe": "cifar", "model": model})
         assert (config.flat()["low_res"], origins["low_res"]) == expected
     run = regard.train(
         "digits", model="resnet_nano", low_res=0.5, epochs=2, images=40, explain=0, out=tmp_path / "other", quiet=True
