@@ -84,12 +84,15 @@ def _title(item: Explanation) -> str:
 
 
 def _scores(item: Explanation) -> str:
-    scores = item.scores
-    text = f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}"
-    if item.location is None:
-        return text
-    peak = "peak inside" if item.location.pointing else "peak outside"
-    return f"{text}\n{item.location.share:.0%} of the map on {item.location.area:.0%} of the picture, {peak}"
+    scores, lines = item.scores, []
+    if scores is not None:
+        lines += [f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}"]
+    if item.completeness_error is not None:
+        lines += [f"completeness error {item.completeness_error:.1%}"]
+    if item.location is not None:
+        peak = "peak inside" if item.location.pointing else "peak outside"
+        lines += [f"{item.location.share:.0%} of the map on {item.location.area:.0%} of the picture, {peak}"]
+    return "\n".join(lines)
 
 
 def _short(name: str) -> str:

@@ -42,7 +42,7 @@ def explanations(run: Run) -> list[Section]:
             f'<figure class="card"><figcaption><b class="{word}">{word}</b> {name}{verdicts}</figcaption>'
             f'<img alt="input and maps of {name}" src="data:image/png;base64,{png}"></figure>'
         )
-    gains = {item["method"]: [maps[n]["scores"]["gain"] for maps in images] for n, item in enumerate(images[0])}
+    gains = {item["method"]: [_gain(maps[n]) for maps in images] for n, item in enumerate(images[0])}
     means = ", ".join(f"{np.mean(values):+.2f} ({escape(name)})" for name, values in gains.items())
     html = (
         f"<p>{' '.join(METHODS[name] for name in gains if name in METHODS)} "
@@ -54,6 +54,11 @@ def explanations(run: Run) -> list[Section]:
         + "\n".join(pictures)
     )
     return [Section(TITLE, html)]
+
+
+def _gain(item: dict[str, Any]) -> float:
+    """A map that says nothing gains nothing."""
+    return item["scores"]["gain"] if item["scores"] else 0.0
 
 
 def _word(item: dict[str, Any]) -> str:
