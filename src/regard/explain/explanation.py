@@ -118,6 +118,8 @@ class Explanation:
     """The true class, where it is known."""
     frame: Frame | None = None
     """Where the input lies in its file."""
+    photo: Tensor | None = None
+    """The file's own picture in 0..1, whole, at its own or a smaller size: (channels, *size)."""
 
     @property
     def badge(self) -> str | None:
@@ -159,8 +161,18 @@ class Explanation:
             raise ConfigError("where this input lies in a file is not known")
         return self.frame.map_to_file(self.map)
 
+    @property
+    def seen(self) -> Tensor:
+        """The part of the file's picture that the network saw, as fine as it is kept."""
+        if self.photo is None or self.frame is None:
+            return self.picture
+        part = self.photo
+        for axis, (start, length) in enumerate(self.frame.scaled(tuple(part.shape[1:])).window, start=1):
+            part = part.narrow(axis, round(start), max(1, min(round(length), part.shape[axis] - round(start))))
+        return part
+
     def save(self, path: str | Path) -> Path:
-        """Draw input and attention side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
+        """Draw picture and map side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
         return draw([self], Path(path))
 
     def about(self, name: str, label: str | None = None) -> Explanation:
@@ -242,6 +254,7 @@ def explain(
     checks: Checks = "all",
     mask: Tensor | None = None,
     frame: Frame | None = None,
+    photo: Tensor | None = None,
     twins: Sequence[Network] | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
@@ -251,8 +264,8 @@ def explain(
 
     `score` gives the number that is explained, (B,), of the network's output; `answer` what the checks watch, such as
     the probability of `target`. `mask` (*size) is true where the cause is known to lie; `frame` is where the input lies
-    in its file. `twins` are the model with random weights, made here if not given. `checks="none"` leaves the scores
-    and the twins out, which take most of the time. `say` is told how far it has come.
+    in its file, and `photo` the file's picture. `twins` are the model with random weights, made here if not given.
+    `checks="none"` leaves the scores and the twins out, which take most of the time. `say` is told how far it has come.
     """
     check_method(method, options, model)
     model.eval()
@@ -289,6 +302,7 @@ def explain(
         where=where,
         mask=mask,
         frame=frame,
+        photo=photo,
         location=None if mask is None else locate(painted, mask),
     )
 

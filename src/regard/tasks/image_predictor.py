@@ -15,8 +15,10 @@ from regard.console import Progress, columns
 from regard.data import (
     checked,
     find_images,
+    fit,
     read_image,
     read_mask,
+    to_float,
     to_tensor,
 )
 from regard.errors import DataError, refuse_failed
@@ -36,6 +38,9 @@ from regard.explain.explanation import Checks
 from regard.explain.visualise import STEPS
 from regard.networks.base import Network
 from regard.weights import Checkpoint, open_weights
+
+PHOTO_SIDE = {2: 512, 3: 128}
+"""Most pixels on a side of a picture or volume that is kept beside its map."""
 
 Image = Any
 """A path, a Pillow image, or pixels (channels, *size) as array or tensor: uint8, or floating point in 0..1."""
@@ -164,7 +169,7 @@ class ImagePredictor:
             self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
             score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
             method=method, checks=checks, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
-            twins=self.random_models, say=say, **options,
+            photo=small(pixels), twins=self.random_models, say=say, **options,
         )  # fmt: skip
 
     def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
@@ -233,6 +238,13 @@ class ImagePredictor:
         if pixels.dtype != torch.uint8:
             raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
         return "pixels", pixels
+
+
+def small(pixels: Tensor) -> Tensor:
+    """A decoded picture in 0..1, made smaller where it is large."""
+    size = tuple(pixels.shape[1:])
+    scale = min(1.0, PHOTO_SIDE.get(len(size), 512) / max(size))
+    return to_float(fit(pixels, tuple(max(1, round(side * scale)) for side in size)))
 
 
 def explanation_table(made: Sequence[Explanation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
