@@ -25,6 +25,7 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
     dress(right, "epoch", "validation accuracy (%)")
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set_ylim(top=min(right.get_ylim()[1], 100.5))
     if best_epoch:
         y = accuracy[epochs.index(best_epoch)]
@@ -51,6 +52,7 @@ def _losses(ax: Any, rows: list[dict[str, str]], what: str) -> list[int]:
     for column, colour in (("train_loss", BLUE), ("val_loss", ORANGE)):
         ax.plot(epochs, [float(row[column]) for row in rows], "o-" if len(rows) == 1 else "-", color=colour)
     dress(ax, "epoch", what)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     return epochs
 
 
