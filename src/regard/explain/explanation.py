@@ -65,7 +65,7 @@ METHODS: dict[str, Method] = {
     "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
 DEFAULT = "integrated_gradients"
-"""The most faithful on every set tried (docs/methods.md)."""
+"""Suits every network; docs/methods.md compares it with the others."""
 REPORTED = ("rollout", "integrated_gradients")
 """What a report shows: where the network looked (the ViT paper's Figure 6), and what decided."""
 WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
