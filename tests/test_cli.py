@@ -26,7 +26,8 @@ def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_pat
     for row, record in zip(rows, records, strict=True):
         assert sum(float(row[f"p_{n}"]) for n in range(10)) == pytest.approx(1, abs=1e-4)
         assert float(row["p_7"]) == pytest.approx(record["probs"]["7"], abs=1e-6)
-    code, out, _ = cli("predict", run_folder, digit_files, "--top", "2")
+    code, out, err = cli("predict", run_folder, digit_files, "--top", "2")
+    assert "predicting 5/5" in err
     assert len(out.splitlines()) == 6
     assert "#2" in out
     assert "#3" not in out
@@ -55,6 +56,22 @@ def test_a_wrong_ending_is_refused_before_any_work(cli, run_folder, digit_files,
         code, _, err = cli(command, run_folder, digit_files, "--out", tmp_path / "x.xyz")
         assert code == 2
         assert "not written as .xyz" in err
+
+
+def test_a_map_is_told_with_its_checks_or_without(cli, run_folder, digit_files, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.console.Lines.EVERY", 0.0)
+    code, out, err = cli("explain", run_folder, digit_files / "3.png", "--out", tmp_path / "why.png")
+    assert code == 0
+    assert "completeness error (low)" in out
+    for work in ("gradient 0 of 32", "check 0 of ", "random weights 1 of 2"):
+        assert f"explaining 0/1  {work}" in err
+    bare = ("explain", run_folder, digit_files / "3.png", "--checks", "none", "--out", tmp_path / "why.png")
+    code, out, err = cli(*bare, "--method", "attention")
+    assert code == 0
+    assert "random weights" not in err
+    assert "insertion" not in out
+    assert out.rstrip().endswith("not checked")
+    assert cli(*bare, "--checks", "some")[0] == 2
 
 
 def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_path, monkeypatch):

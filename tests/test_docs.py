@@ -1,5 +1,6 @@
 """The README's commands run as written, and what the documents name exists."""
 
+import json
 import re
 import shlex
 import shutil
@@ -141,3 +142,10 @@ def test_no_large_or_foreign_files_are_kept():
         if path.is_file():
             assert path.stat().st_size < 1_000_000, name
             assert path.suffix not in (".safetensors", ".pth", ".npz", ".pt"), name
+
+
+def test_the_page_on_methods_is_what_its_script_writes():
+    from benchmarks.explain import page
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "explain.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == page(results)

@@ -44,82 +44,81 @@ FITS = [
 ]
 
 
+def centres(frame: Frame, axis: int) -> np.ndarray:
+    """Where in the file the centres of the input's pixels lie, counted from the centre of its first pixel."""
+    (start, length), side = frame.window[axis], frame.input_size[axis]
+    return start + (np.arange(side) + 0.5) * length / side - 0.5
+
+
 @pytest.mark.parametrize(("old", "size"), FITS)
 def test_a_frame_says_where_fit_takes_its_pixels(old, size):
     """Pictures whose values are their own coordinates: what `fit` makes of them are the frame's."""
     frame = Frame.fitted(old, size)
-    index = np.stack(np.meshgrid(*[np.arange(n) for n in size], indexing="ij"), -1)
-    there = frame.to_file(index)
     for axis, side in enumerate(old):
-        ramp = torch.arange(side, dtype=torch.float32).reshape([-1 if a == axis else 1 for a in range(len(old))])
+        shape = [-1 if a == axis else 1 for a in range(len(old))]
+        ramp = torch.arange(side, dtype=torch.float32).reshape(shape)
+        there = np.broadcast_to(centres(frame, axis).reshape(shape), size)
         got = fit(ramp.expand(1, *old), size)[0].numpy()
-        start, length = fitting_window(old, size)[axis]
+        start, length = frame.window[axis]
         reach = max(1.0, length / size[axis])  # at the border of the part, the filter has one side only
-        inner = (there[..., axis] >= start + reach) & (there[..., axis] <= start + length - 1 - reach)
+        inner = (there >= start + reach) & (there <= start + length - 1 - reach)
         assert inner.any()
-        np.testing.assert_allclose(got[inner], there[..., axis][inner], atol=0.04 * reach)  # the filter is sampled
+        np.testing.assert_allclose(got[inner], there[inner], atol=0.04 * reach)  # the filter is sampled
 
 
 @pytest.mark.parametrize(("old", "size"), FITS)
 def test_file_to_input_to_file_lands_where_it_began(old, size):
     frame = Frame.fitted(old, size)
-    window = fitting_window(old, size)
-    box = [start + length // 3 for start, length in window] + [start + length // 3 + 2 for start, length in window]
-    np.testing.assert_allclose(frame.boxes_to_file(frame.box_to_input(box)), box, atol=1e-9)
-    points = np.array([box[: len(old)], [0.5 * n for n in old]])
-    np.testing.assert_allclose(frame.to_file(frame.to_input(points)), points, atol=1e-9)
+    box = [(start + length // 3, start + length // 3 + 2) for start, length in fitting_window(old, size)]
     mask = torch.zeros(old)
-    mask[tuple(slice(a, b) for a, b in zip(box[: len(old)], box[len(old) :], strict=True))] = 1
+    mask[tuple(slice(a, b) for a, b in box)] = 1
     share, seen = frame.mask_to_input(mask), fit(mask[None], size)[0]
-    volume = math.prod(length / side for (_, length), side in zip(window, size, strict=True))
+    volume = math.prod(length / side for (_, length), side in zip(frame.window, size, strict=True))
     assert float(share.sum()) * volume == pytest.approx(float(mask.sum()), rel=1e-5)  # nothing lost, nothing added
-    places = [np.stack(np.unravel_index(np.arange(x.numel()), size), -1) for x in (share, seen)]
-    centre, by_fit = (np.average(p, axis=0, weights=x.flatten()) for p, x in zip(places, (share, seen), strict=True))
-    expected = [(a + b - 1) / 2 for a, b in zip(box[: len(old)], box[len(old) :], strict=True)]
-    np.testing.assert_allclose(frame.to_file(centre), expected, atol=0.12)  # pixels covered in part
+    places = np.stack(np.unravel_index(np.arange(math.prod(size)), size), -1)
+    centre, by_fit = (np.average(places, axis=0, weights=x.flatten()) for x in (share, seen))
+    there = [
+        np.interp(at, np.arange(side), centres(frame, n)) for n, (at, side) in enumerate(zip(centre, size, strict=True))
+    ]
+    np.testing.assert_allclose(there, [(a + b - 1) / 2 for a, b in box], atol=0.12)  # pixels covered in part
     np.testing.assert_allclose(centre, by_fit, atol=0.3)
     back = frame.map_to_file(share)
     assert back.shape == old
     peak = np.unravel_index(int(back.argmax()), old)
-    reach = [length / side + 1 for (_, length), side in zip(window, size, strict=True)]
-    assert all(a - r <= at < b + r for a, at, b, r in zip(box[: len(old)], peak, box[len(old) :], reach, strict=True))
+    reach = [length / side + 1 for (_, length), side in zip(frame.window, size, strict=True)]
+    assert all(a - r <= at < b + r for (a, b), at, r in zip(box, peak, reach, strict=True))
 
 
 def test_a_marked_pixel_falls_into_the_input_pixel_that_covers_it():
     frame = Frame.fitted((12, 30), (4, 4))  # columns 9 to 20, three pixels by three to one
+    assert frame.cuts
     mask = torch.zeros(12, 30)
     mask[7, 13] = 1
     share = frame.mask_to_input(mask)
     assert share.nonzero().tolist() == [[2, 1]]
     assert share[2, 1] == pytest.approx(1 / 9)
-    assert frame.to_file([2, 1]).tolist() == [7, 13]
     back = frame.map_to_file(share)
     assert back.nonzero().tolist() == [[row, column] for row in (6, 7, 8) for column in (12, 13, 14)]
     mask = torch.zeros(12, 30)
     mask[7, 2] = 1  # in what is cut off
     assert not frame.mask_to_input(mask).any()
-    start, stop = frame.box_to_input((7, 2, 8, 3)).reshape(2, 2)
-    assert not (start < stop).all()
 
 
-def test_frames_compose_and_keep_flips():
-    cut = Frame.window((20, 30), ((2, 10), (-4, 20)), (10, 20))
-    scaled = Frame.window((10, 20), ((0, 10), (0, 20)), (5, 40))
-    flipped = Frame((5, 40), (5, 40), ((1.0, 0.0, 0.0), (0.0, -1.0, 39.0), (0.0, 0.0, 1.0)))
-    frame = cut.then(scaled).then(flipped)
-    assert (frame.file_size, frame.input_size) == ((20, 30), (5, 40))
-    step_by_step = cut.to_file(scaled.to_file(flipped.to_file([3, 31])))
-    np.testing.assert_allclose(frame.to_file([3, 31]), step_by_step)
-    np.testing.assert_allclose(frame.boxes_to_file([[0, 0, 1, 2]]), [[2, 15, 4, 16]])
-    field = torch.zeros(5, 40)
-    field[0, :2] = 1
-    assert frame.map_to_file(field).nonzero().tolist() == [[2, 15], [3, 15]]
-    with pytest.raises(ConfigError, match="does not follow"):
-        scaled.then(cut)
+def test_a_resized_file_has_its_maps_at_the_same_place():
+    frame = Frame.fitted((12, 30), (4, 4))
+    field = torch.zeros(4, 4)
+    field[2, 1] = 1
+    larger = frame.scaled((24, 60)).map_to_file(field)
+    assert torch.equal(larger[::2, ::2], frame.map_to_file(field))
+    assert larger.nonzero().amin(0).tolist() == [12, 24]
+    assert larger.nonzero().amax(0).tolist() == [17, 29]
 
 
-def test_a_turned_frame_moves_boxes_and_refuses_masks():
-    frame = Frame((4, 6), (6, 4), ((0.0, 1.0, 0.0), (-1.0, 0.0, 5.0), (0.0, 0.0, 1.0)))  # a quarter turn
-    assert frame.boxes_to_file((0, 0, 2, 1)).tolist() == [0, 4, 1, 6]
-    with pytest.raises(ConfigError, match="rotation"):
-        frame.mask_to_input(torch.zeros(4, 6))
+def test_slices_of_a_volume_are_found_in_its_file():
+    frame = Frame.fitted((20, 12, 30), (5, 4, 4))
+    assert [frame.slice_of(n) for n in range(5)] == [3, 6, 9, 12, 15]
+    field = torch.rand(5, 4, 4, generator=torch.Generator().manual_seed(0))
+    whole = frame.map_to_file(field)
+    for index in range(5):
+        assert torch.allclose(whole[frame.slice_of(index)], frame.plane().map_to_file(field[index]), atol=1e-6)
+    assert not Frame.fitted((8, 8), (16, 16)).cuts

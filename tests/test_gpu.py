@@ -23,6 +23,7 @@ from regard.training import Average, Training
 from regard.training.step import Step
 from regard.weights import Run
 from tests.conftest import make_folder, write_pairs
+from tests.data.augmented import augmented
 from tests.nn.test_attention import Watch, reference
 
 pytestmark = pytest.mark.gpu
@@ -85,8 +86,8 @@ def test_augmentation_on_the_device_equals_that_on_the_cpu():
     images = torch.randint(0, 255, (16, 3, 32, 32), dtype=torch.uint8)
     labels, numbers = torch.arange(16) % 4, torch.arange(16)
     run = Augmenter(Augment(crop="shift", rotate=10, flip=True, erase=0.5, mixup=0.4), 0, (0.5,) * 3, (0.25,) * 3, 4)
-    here, soft = run(images, labels, numbers, 1, 2)
-    there, soft_there = run(images.cuda(), labels.cuda(), numbers, 1, 2)
+    here, soft = augmented(run, images, labels, numbers, 1, 2)
+    there, soft_there = augmented(run, images.cuda(), labels.cuda(), numbers, 1, 2)
     torch.testing.assert_close(there.cpu(), here, atol=2e-3, rtol=0)
     torch.testing.assert_close(soft_there.cpu(), soft)
 
@@ -126,9 +127,9 @@ def test_every_method_on_the_gpu_equals_itself_on_the_cpu(method):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2)
     x = torch.randn(1, 3, 32, 32)
-    on_cpu = METHODS[method](Case(model, x, lambda z: model(z).logits[:, 1]))
+    on_cpu = METHODS[method](Case(model, x, lambda z: model(z).logits[:, 1])).values
     model.cuda()
-    on_gpu = METHODS[method](Case(model, x.cuda(), lambda z: model(z).logits[:, 1]))
+    on_gpu = METHODS[method](Case(model, x.cuda(), lambda z: model(z).logits[:, 1])).values
     torch.testing.assert_close(on_gpu, on_cpu, atol=1e-3 * on_cpu.abs().max().item(), rtol=0)
 
 

@@ -51,10 +51,14 @@ def dress(ax: Any, x: str, y: str, ink: str = INK, fontsize: float | None = None
     ax.grid(color=GREY, alpha=0.25, linewidth=0.6)
 
 
-def colour_bar(ax: Any, painted: Any, label: str, ink: str = "black", **options: Any) -> Any:
-    """The scale of a painted field beside it; small where it stands on white."""
+def colour_bar(ax: Any, painted: Any, label: str, ink: str = "black", width: float = 0.045, shrink: float = 1.0) -> Any:
+    """The scale of a painted field beside it; small where it stands on white. `width` is a share of the field's.
+
+    It belongs to the field's axes: one with axes of its own would lie on a field wider than its place.
+    """
     small = ink == "black"
-    bar = ax.figure.colorbar(painted, ax=ax, **options)
+    place = ax.inset_axes((1 + 0.7 * width, (1 - shrink) / 2, width, shrink))
+    bar = ax.figure.colorbar(painted, cax=place)
     bar.set_label(label, color=ink, fontsize=8 if small else None)
     bar.ax.tick_params(colors=ink, labelsize=7 if small else None)
     return bar

@@ -18,6 +18,7 @@ from regard.run.settle import settle
 from regard.settings import Augment
 from regard.task import Job
 from regard.tasks.images import ImageTask
+from tests.data.augmented import augmented
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (12, 3, 16, 16), dtype=np.uint8))
 LABELS, NUMBERS = torch.arange(12) % 3, torch.arange(100, 112)
@@ -39,33 +40,35 @@ def augmenter(config: Augment, seed: int = 0) -> Augmenter:
 @pytest.mark.parametrize("kind", STRONG)
 def test_a_sample_is_augmented_the_same_in_any_batch_and_order(kind):
     run = augmenter(STRONG[kind])
-    whole, _ = run(IMAGES, LABELS, NUMBERS, epoch=3, step=0)
+    whole, _ = augmented(run, IMAGES, LABELS, NUMBERS, epoch=3, step=0)
     shuffled = torch.tensor([7, 2, 11, 0, 5])
-    part, _ = run(IMAGES[shuffled], LABELS[shuffled], NUMBERS[shuffled], epoch=3, step=9)
+    part, _ = augmented(run, IMAGES[shuffled], LABELS[shuffled], NUMBERS[shuffled], epoch=3, step=9)
     assert torch.equal(part, whole[shuffled])
-    alone = torch.cat([run(IMAGES[i : i + 1], LABELS[i : i + 1], NUMBERS[i : i + 1], 3, 5)[0] for i in range(12)])
+    alone = torch.cat(
+        [augmented(run, IMAGES[i : i + 1], LABELS[i : i + 1], NUMBERS[i : i + 1], 3, 5)[0] for i in range(12)]
+    )
     assert torch.equal(alone, whole)
 
 
 @pytest.mark.parametrize("kind", STRONG)
 def test_seed_epoch_and_sample_each_matter(kind):
-    base, _ = augmenter(STRONG[kind])(IMAGES, LABELS, NUMBERS, 1, 0)
-    assert not torch.equal(base, augmenter(STRONG[kind])(IMAGES, LABELS, NUMBERS, 2, 0)[0])
-    assert not torch.equal(base, augmenter(STRONG[kind], 1)(IMAGES, LABELS, NUMBERS, 1, 0)[0])
-    assert not torch.equal(base, augmenter(STRONG[kind])(IMAGES, LABELS, NUMBERS + 50, 1, 0)[0])
+    base, _ = augmented(augmenter(STRONG[kind]), IMAGES, LABELS, NUMBERS, 1, 0)
+    assert not torch.equal(base, augmented(augmenter(STRONG[kind]), IMAGES, LABELS, NUMBERS, 2, 0)[0])
+    assert not torch.equal(base, augmented(augmenter(STRONG[kind], 1), IMAGES, LABELS, NUMBERS, 1, 0)[0])
+    assert not torch.equal(base, augmented(augmenter(STRONG[kind]), IMAGES, LABELS, NUMBERS + 50, 1, 0)[0])
 
 
 def test_the_global_generator_is_neither_used_nor_moved():
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
-    first, _ = augmenter(STRONG["all"])(IMAGES, LABELS, NUMBERS, 0, 0)
+    first, _ = augmented(augmenter(STRONG["all"]), IMAGES, LABELS, NUMBERS, 0, 0)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(99)
-    assert torch.equal(first, augmenter(STRONG["all"])(IMAGES, LABELS, NUMBERS, 0, 0)[0])
+    assert torch.equal(first, augmented(augmenter(STRONG["all"]), IMAGES, LABELS, NUMBERS, 0, 0)[0])
 
 
 def test_nothing_on_only_normalises():
-    x, targets = augmenter(Augment())(IMAGES, LABELS, NUMBERS, 0, 0)
+    x, targets = augmented(augmenter(Augment()), IMAGES, LABELS, NUMBERS, 0, 0)
     torch.testing.assert_close(x, (IMAGES.float() / 255 - 0.5) / 0.25)
     assert torch.equal(targets.argmax(1), LABELS)
 
@@ -97,7 +100,7 @@ def test_volumes_can_be_moved_and_erased_but_not_given_a_picture_policy():
     assert move(x, u, Augment(crop="shift", rotate=10, flip=True)).shape == x.shape
     assert (erase(x, torch.zeros(2, 6), 1.0) == 0).any()
     with pytest.raises(ConfigError, match="volumes"):
-        Augmenter(Augment(policy="rand"), 0, (0.5,), (0.5,), 2)(x, torch.zeros(2).long(), torch.arange(2), 0, 0)
+        Augmenter(Augment(policy="rand"), 0, (0.5,), (0.5,), 2).images(x, torch.arange(2), 0)
 
 
 def test_erasing_takes_2_to_33_percent_of_the_chosen_share():
@@ -121,7 +124,7 @@ def test_mixup_mixes_images_and_targets_alike():
 
 def test_images_are_mixed_up_to_an_epoch():
     run = Augmenter(Augment(mixup=1.0), 0, (0.5,) * 3, (0.25,) * 3, 3, mixed=2)
-    soft = [run(IMAGES, LABELS, NUMBERS, epoch, 0)[1] for epoch in (2, 3)]
+    soft = [augmented(run, IMAGES, LABELS, NUMBERS, epoch, 0)[1] for epoch in (2, 3)]
     assert (soft[0].amax(1) < 1).any()
     assert torch.equal(soft[1], torch.eye(3)[LABELS])
 

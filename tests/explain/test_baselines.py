@@ -30,7 +30,7 @@ def test_grad_cam_of_a_resnet_against_captum(case):
 
 
 def test_integrated_gradients_of_a_resnet_are_complete(case):
-    values = integrated_gradients(case, steps=200)
+    values = integrated_gradients(case, steps=200).values
     difference = case.score(case.x) - case.score(torch.zeros_like(case.x))
     assert float(values.sum()) == pytest.approx(float(difference.detach()), rel=0.02)
 

@@ -1,5 +1,6 @@
 """Explanations against arithmetic done by hand, and their scores against a model whose cause is known."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -152,10 +153,43 @@ def test_integrated_gradients_against_captum_and_completeness():
     model, x, case = explained_model(registers=1)
     expected = IntegratedGradients(lambda z: model(z).logits).attribute(x, target=1, n_steps=32)
     cells = expected.sum(1).reshape(3, 4, 4, 4).sum((1, 3)).flatten()
-    got = integrated_gradients(case)
+    got = integrated_gradients(case, steps=32).values
     torch.testing.assert_close(got[0], cells.float(), atol=1e-5, rtol=1e-4)
     difference = model(x).logits[0, 1] - model(torch.zeros_like(x)).logits[0, 1]
     assert got.sum().item() == pytest.approx(difference.item(), rel=1e-2)
+
+
+def test_integrated_gradients_take_steps_until_they_add_up():
+    def sharper(factor: int) -> tuple[float, Case]:
+        """A score that bends on the way, and its difference to the mean picture's."""
+        model, x, case = explained_model()
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attention.qkv.weight *= factor
+            return float(model(x).logits[0, 1] - model(torch.zeros_like(x)).logits[0, 1]), case
+
+    difference, case = sharper(8)
+    few, enough = integrated_gradients(case, steps=32), integrated_gradients(case)
+    assert (few.steps, enough.steps) == (32, 64)
+    assert (few.completeness_error or 0) > 0.05
+    assert (enough.completeness_error or 1) <= 0.01
+    for made in (few, enough):
+        error = abs(float(made.values.sum()) - difference) / abs(difference)
+        assert made.completeness_error == pytest.approx(error, abs=1e-4)
+    never = integrated_gradients(sharper(16)[1])
+    assert never.steps == 256
+    assert (never.completeness_error or 0) > 0.05
+
+
+def test_what_does_not_add_up_is_said(run_folder, digit_files):
+    predictor = load_classifier(run_folder)
+    explained = predictor.explain(digit_files / "3.png")
+    assert explained.options["steps"] in (32, 64, 128, 256)
+    assert explained.to_json()["completeness_error"] == explained.completeness_error
+    wrong = dataclasses.replace(explained, completeness_error=0.2)
+    assert "the values miss the score by 20%" in wrong.verdict
+    assert not wrong.trusted
+    assert predictor.explain(digit_files / "3.png", "rollout").completeness_error is None
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -251,7 +285,7 @@ def test_scores_know_the_cause_of_a_model_that_looks_at_one_patch():
     assert good.beaten > 0.8
     assert "better than" in good.verdict
     assert bad.beaten == 0
-    assert bad.verdict == "better than 0 of 200 random maps only: do not rely on it"
+    assert bad.verdict == "do not rely on it: better than 0 of 200 random maps only"
 
 
 def test_random_maps_score_at_chance():

@@ -12,6 +12,7 @@ from regard.data import Preparation, read_mask
 from regard.errors import ConfigError
 from regard.explain import METHODS, faithfulness, random_twins, rank_correlation
 from regard.explain.explanation import Method, locate
+from regard.explain.faithfulness import Faithfulness
 from regard.geometry import TokenMap
 from tests.explain.explained import explain_class
 from tests.loading import load_classifier
@@ -50,7 +51,7 @@ def test_a_map_of_the_picture_alone_fails_and_gets_a_badge(run_folder, digit_fil
     assert "fails the randomisation check" in fooled.verdict
     assert fooled.to_json()["verdict"] == fooled.verdict
     honest = predictor.explain(digit_files / "3.png", method="chefer")
-    assert honest.random_correlation < 0.5
+    assert (honest.random_correlation or 1) < 0.5
     assert honest.badge is None
 
 
@@ -72,17 +73,57 @@ def test_ties_and_constant_maps_know_nothing(run_folder, digit_files, monkeypatc
     assert abs(sum(gains) / 40) < 0.15
     monkeypatch.setitem(METHODS, "grad_cam", Method(lambda case: torch.zeros(1, 16), "model"))
     nothing = load_classifier(run_folder).explain(digit_files / "3.png", "grad_cam", mask=(0, 0, 4, 4))
-    assert nothing.verdict == "the map is the same everywhere and says nothing"
+    assert nothing.verdict == "the map is zero everywhere and says nothing"
     assert not nothing.trusted
     assert nothing.location == (0.0, False, 0.25)
+
+
+def test_the_map_that_is_shown_is_the_map_that_is_scored(run_folder, digit_files, monkeypatch):
+    """Evidence against the target is not drawn, so it may not earn a good score either."""
+    predictor, draw = load_classifier(run_folder), torch.Generator().manual_seed(0)
+    values = torch.randn(1, 16, generator=draw)
+    found = {}
+    for name, given in (("signed", values), ("shown", values.clamp_min(0)), ("against", values - 10)):
+        monkeypatch.setitem(METHODS, "grad_cam", Method(lambda case, given=given: given, "model"))
+        found[name] = predictor.explain(digit_files / "3.png", "grad_cam")
+    assert found["signed"].scores == found["shown"].scores
+    assert torch.equal(found["signed"].tokens, values[0])
+    empty = found["against"]
+    assert empty.map.max() == 0
+    assert empty.verdict == "the map is zero everywhere and says nothing"
+    assert not empty.trusted
+    assert empty.to_json()["scores"] is None
+
+
+def test_a_gain_that_rounds_to_nothing_is_not_trusted():
+    """Eight random maps of eight may be worse by a thousandth: insertion and deletion would read the same."""
+    curves = {"deletion_curve": (0.5, 0.4), "insertion_curve": (0.4, 0.5)}
+    tiny = Faithfulness(0.5, 0.504, 0.5, random_spread=0.0005, beaten=1.0, maps=8, **curves)
+    assert not tiny.trusted
+    assert tiny.verdict == "do not rely on it: the gain is below 0.01"
+    small = Faithfulness(0.5, 0.52, 0.5, random_spread=0.0005, beaten=1.0, maps=8, **curves)
+    assert small.trusted
+    assert small.verdict == "better than 8 of 8 random maps"
 
 
 def test_a_head_that_is_not_trained_cannot_be_tested():
     model = regard.create("vit_nano", classes=3, size=16)
     x = torch.randn(1, 3, 16, 16)
+    seen = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
     explained = explain_class(model, x, method="rollout")
     assert "cannot be tested" in explained.verdict
     assert not explained.trusted
+    assert sum(seen) == 1 + 4 + 2, "beside the map, four probes and two twins"
+    torch.nn.init.normal_(model.head.weight)
+    seen.clear()
+    assert "cannot be tested" not in explain_class(model, x, method="rollout").verdict
+    assert sum(seen) > 100
+    seen.clear()
+    bare = explain_class(model, x, method="rollout", checks="none")
+    assert sum(seen) == 1
+    assert (bare.scores, bare.random_correlation, bare.verdict, bare.trusted) == (None, None, "not checked", False)
+    assert torch.equal(bare.map, explain_class(model, x, method="rollout").map)
 
 
 def test_share_and_pointing_of_a_map():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from regard import tasks
 from regard.cli.flags import Parser, add_options, checked_options, parse
 from regard.cli.making import Quiet, require_path
-from regard.console import columns
+from regard.console import Progress, columns
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
 
 
@@ -86,7 +86,15 @@ def run_predict(words: Sequence[str]) -> None:
     shown = {name: options.pop(name) for name in ("top",) if name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
-    made = predictor.predict_many(predictor.inputs(inputs), failed=failed, **together, **options)
+    chosen = predictor.inputs(inputs)
+    made = predictor.predict_many(chosen, failed=failed, **together, **options)
+    if isinstance(chosen, Sized):  # piped sentences are answered as they come
+        with Progress(quiet).bar("predicting", len(chosen)) as tick:
+            answers = []
+            for answer in made:
+                answers.append(answer)
+                tick(len(answers) + len(failed))
+            made = answers
     if out:
         made = list(made)
         if made:

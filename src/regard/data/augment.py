@@ -245,9 +245,6 @@ class Augmenter:
         """Inputs and targets by name."""
         return {"image": x}, {"probabilities": targets}
 
-    def __call__(self, images: Tensor, labels: Tensor, numbers: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        return self.mix(self.images(images, numbers, epoch), self.targets(labels, numbers, epoch), epoch, step)
-
 
 def centre_crop(x: Tensor, window: tuple[int, ...]) -> Tensor:
     """The centre of the last axes."""

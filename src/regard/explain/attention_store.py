@@ -20,6 +20,8 @@ from regard.weights import Run
 
 BUDGET = 12_000_000
 """Characters that the attention of all images of a report may take."""
+LARGE = 256
+"""Pixels of a side from which a picture is stored as JPEG."""
 HOPELESS = 8
 """Attention compresses two to three times; what is this much above the room is not even tried."""
 
@@ -32,8 +34,9 @@ def keep_attention(run: Run, number: int, model: Network, x: Tensor, picture: Te
 
 
 def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUDGET) -> dict[str, Any]:
-    """The attention of every layer and head for x (1, C, *size), ready for JSON; `picture` is x in 0..1.
+    """The attention of every layer and head for x (1, C, *size), ready for JSON.
 
+    `picture`, in 0..1, is what x was made of: of a volume as large as x, else of any size.
     `data` is what `pack` makes of the weights, by layer and head. What takes more than `room` characters is left
     out, and the record says why.
 
@@ -52,7 +55,7 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
     plain = sum(heads) * where.tokens**2
     weights = (tape.attention(layer, head)[0].cpu() for layer, count in enumerate(heads) for head in range(count))
     data = None if plain > HOPELESS * room else pack(weights)
-    shown = _png(picture, where)
+    shown = _address(picture, where)
     if data is None or len(data) + len(shown) > room:
         return {"left_out": f"{sum(heads)} heads over {where.tokens:,} tokens do not fit"}
     return {
@@ -80,17 +83,18 @@ def pack(parts: Iterable[Tensor]) -> str:
     return base64.b64encode(zlib.compress(b"".join(largest + shares), 9)).decode()
 
 
-def _png(picture: Tensor, where: TokenMap) -> str:
+def _address(picture: Tensor, where: TokenMap) -> str:
     """The picture as an address that holds it; of a volume the middle slice of each plane of patches, one below
     the other."""
     values = picture.detach().float().cpu()
-    if values.ndim == 4:
+    if values.ndim == 4:  # as large as the input
         depth, cell = values.shape[1], where.cell[0]
         middles = [min(plane * cell + cell // 2, depth - 1) for plane in range(where.grid[0])]
         values = torch.cat([values[:, at] for at in middles], dim=1)
     if len(values) not in (1, 3):
         values = values.mean(0, keepdim=True)
     pixels = (255 * values.clamp(0, 1)).round().to(torch.uint8).numpy().transpose(1, 2, 0)
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels if pixels.shape[-1] == 3 else pixels[..., 0])).save(file, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    file, form = io.BytesIO(), "PNG" if max(pixels.shape) <= LARGE else "JPEG"
+    image = Image.fromarray(np.ascontiguousarray(pixels if pixels.shape[-1] == 3 else pixels[..., 0]))
+    image.save(file, format=form, **({"quality": 88} if form == "JPEG" else {}))
+    return f"data:image/{form.lower()};base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,15 +1,18 @@
-"""Figures of explanations: the input beside its map (the ViT paper's Figure 6)."""
+"""Figures of explanations: a picture, its map on it, and the map (the ViT paper's Figure 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from regard.drawing import BAD, DPI, GOOD, ORANGE, canvas, colour_bar, flat, no_ticks, show, style
+from regard.drawing import BAD, DPI, GOOD, ORANGE, SOFT, canvas, colour_bar, flat, no_ticks, show, style
 from regard.errors import ConfigError
+from regard.geometry import Frame
 from regard.weights import write_aside
 
 if TYPE_CHECKING:
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
 
 ROWS = 12
 ENDINGS = (".png", ".svg", ".pdf")
+WIDTH, PANEL, LINE = 11.0, 3.3, 0.18
+"""Inches: of a figure, of one of its panels, and from one line of text to the next."""
+LETTERS = 130
+"""Letters of a line."""
+COVER = 0.6
+"""How much of a blended pixel is the map's colour."""
 
 
 def check_ending(path: Path) -> None:
@@ -33,32 +42,58 @@ def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
 
 @style()
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
-    """One row per explanation: input, input dimmed where the map is low (as in the paper), map; the verdict above."""
+    """One row per explanation: what it is of and its verdict; the picture, the map blended into it, the map."""
     check_ending(path)
-    rows = len(explanations)
-    figure = canvas(8.2, 0.3 + 3.05 * rows, background="white")
-    axes = figure.subplots(rows, 3, squeeze=False)
-    for row, item in zip(axes, explanations, strict=True):
-        left, middle, right = row
-        picture, values, mask, part = _slice(item)
-        light = values / max(values.max(), 1e-12)
-        show(left, picture)
-        show(middle, picture * (0.12 + 0.88 * light[..., None]))
-        painted = right.imshow(values * item.map.numel(), cmap="viridis", vmin=0)
-        no_ticks(right)
-        colour_bar(right, painted, "times the average", shrink=0.85, format="%4.1f")
-        truth = "" if item.label is None else f" (true: {item.label})"
-        left.set_xlabel(f"{_short(item.prediction.name)}{truth}{part}", fontsize=8)
-        middle.set_xlabel(f"predicted {item.prediction}", fontsize=8)
-        right.set_xlabel(_scores(item), fontsize=8)
-        left.set_title(" \n ", fontsize=9)  # room for the two lines that follow, which are wider than this panel
-        for points, text, colour in ((18, _title(item), "black"), (5, item.verdict, GOOD if item.trusted else BAD)):
-            line = left.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", fontsize=9, color=colour)
-            line.set_in_layout(False)
-        if mask is not None:
-            for ax in row:
-                _outline(ax, mask)
+    rows = [(item, _panels(item), _header(item)) for item in explanations]
+    heights = [(LINE * len(header) + 0.1, _height(panels) + 0.35) for _, panels, header in rows]
+    figure = canvas(WIDTH, sum(map(sum, heights)), background="white")
+    parts = np.atleast_1d(figure.subfigures(len(rows), 1, height_ratios=[sum(each) for each in heights]))
+    for part, (item, panels, header), ratios in zip(parts, rows, heights, strict=True):
+        grid = part.add_gridspec(2, 3, height_ratios=ratios)
+        _write(part.add_subplot(grid[0, :]), header)
+        _draw_row([part.add_subplot(grid[1, column]) for column in range(3)], item, panels)
     return save(figure, path)
+
+
+def _height(panels: Panels) -> float:
+    """Of a panel: as its picture wants it, within reason."""
+    rows, columns = panels.values.shape
+    return min(max(PANEL * rows / columns, 0.6), PANEL)
+
+
+def _write(ax: Any, header: list[tuple[str, str]]) -> None:
+    ax.set_axis_off()
+    for number, (text, colour) in enumerate(header):
+        line = ax.text(0, 1 - number / len(header), text, transform=ax.transAxes, fontsize=9, color=colour, va="top")
+        line.set_in_layout(False)
+
+
+def _draw_row(axes: list[Any], item: Explanation, panels: Panels) -> None:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    left, middle, right = axes
+    (top, height), (start, width) = panels.seen
+    inside = np.zeros(panels.values.shape, dtype=bool)
+    inside[round(top) : round(top + height), round(start) : round(start + width)] = True
+    most = panels.values.max() or 1.0
+    picture = np.broadcast_to(panels.picture, (*panels.values.shape, 3))
+    colours = colormaps["viridis"](panels.values / most)[..., :3]
+    blended = np.where(inside[..., None], (1 - COVER) * picture + COVER * colours, 1 - (1 - COVER) * (1 - picture))
+    show(left, panels.picture)
+    show(middle, blended)
+    painted = right.imshow(np.where(inside, panels.values, np.nan), cmap="viridis", vmin=0, vmax=most)
+    no_ticks(right)
+    for ax, name in zip(axes, ("picture" + panels.part, "map on the picture", "map"), strict=True):
+        ax.set_xlabel(name, fontsize=8)
+        if not inside.all():
+            for colour, line, dashes in (("black", 2.0, "-"), ("white", 1.2, "--")):  # seen on dark and on light
+                corner, form = (start - 0.5, top - 0.5), {"edgecolor": colour, "linewidth": line, "linestyle": dashes}
+                ax.add_patch(Rectangle(corner, width, height, fill=False, **form))
+        if panels.mask is not None:
+            _outline(ax, panels.mask)
+    shown = min(PANEL, _height(panels) * panels.values.shape[1] / panels.values.shape[0])
+    colour_bar(right, painted, "times the average", width=0.12 / shown)
 
 
 def save(figure: Any, path: Path) -> Path:
@@ -78,32 +113,78 @@ def _outline(ax: Any, mask: np.ndarray, fine: int = 8) -> None:
     ax.set(xlim=limits[0], ylim=limits[1])
 
 
-def _title(item: Explanation) -> str:
-    options = " ".join(f"{name}={value}" for name, value in item.options.items())
-    return f"{item.method} {options}".strip() + f" for {item.target!r}"
+def _header(item: Explanation) -> list[tuple[str, str]]:
+    """Lines of text, each with its colour."""
+    truth = "" if item.label is None else f", true: {item.label}"
+    where = ""
+    if item.frame is not None:
+        seen = ", the framed part" if item.frame.cuts else ""
+        where = f" · {_size(item.frame.file_size)}{seen} seen as {_size(item.frame.input_size)}"
+    options = "".join(f" {name}={value}" for name, value in item.options.items())
+    texts = [
+        (f"{_short(item.prediction.name)} · predicted {item.prediction}{truth}{where}", SOFT),
+        (f"{item.method}{options} for {item.target!r}: {item.verdict}", GOOD if item.trusted else BAD),
+        (_scores(item), SOFT),
+    ]
+    return [(line, colour) for text, colour in texts for line in wrap(text, LETTERS)]
+
+
+def _size(size: tuple[int, ...]) -> str:
+    """Width first, as people say it."""
+    return " × ".join(map(str, reversed(size)))
 
 
 def _scores(item: Explanation) -> str:
-    scores = item.scores
-    text = f"insertion {scores.insertion:.2f} · deletion {scores.deletion:.2f} · random {scores.random:.2f}"
-    if item.location is None:
-        return text
-    peak = "peak inside" if item.location.pointing else "peak outside"
-    return f"{text}\n{item.location.share:.0%} of the map on {item.location.area:.0%} of the picture, {peak}"
+    scores, parts = item.scores, []
+    if scores is not None:
+        parts += [f"insertion {scores.insertion:.2f}", f"deletion {scores.deletion:.2f}", f"random {scores.random:.2f}"]
+    if item.random_correlation is not None:
+        parts += [f"like random weights {item.random_correlation:+.2f}"]
+    if item.completeness_error is not None:
+        parts += [f"completeness error {item.completeness_error:.1%}"]
+    if item.location is not None:
+        peak = "peak inside" if item.location.pointing else "peak outside"
+        parts += [f"{item.location.share:.0%} of the map on {item.location.area:.0%} of the picture, {peak}"]
+    return " · ".join(parts)
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 34 else "…" + name[-33:]
+    return name if len(name) <= 60 else "…" + name[-59:]
 
 
-def _slice(item: Explanation) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
-    """Picture (H, W, 1 or 3), map and mask (H, W); of a volume, the slice where the map peaks, and which that is."""
-    picture, values, mask, depth = item.picture.float().cpu(), item.map.float().cpu(), item.mask, None
+class Panels(NamedTuple):
+    """What is drawn of an explanation; of a volume, the slice where the map peaks."""
+
+    picture: np.ndarray
+    """(H, W, 1 or 3) in 0..1: the file's own."""
+    values: np.ndarray
+    """(H, W): the map there, 1 being its average over what the network saw."""
+    seen: tuple[tuple[float, float], ...]
+    """(start, length) on both axes of what the network saw."""
+    mask: np.ndarray | None
+    part: str
+    """Which slice of a volume."""
+
+
+def _panels(item: Explanation) -> Panels:
+    picture, values, mask = item.picture.float().cpu(), item.map.float().cpu() * item.map.numel(), item.mask
+    frame = Frame.fitted(tuple(values.shape), tuple(values.shape))
+    if values.ndim == 1:  # a signal is drawn one pixel high
+        return Panels(flat(picture.numpy())[0], values[None].numpy(), ((0, 1), *frame.window), None, "")
+    depth, photo = None, picture
+    if item.photo is not None and item.frame is not None:
+        photo = item.photo
+        frame = item.frame.scaled(tuple(photo.shape[1:]))
     if values.ndim == 3:
-        weight, content = values.sum((1, 2)), picture.flatten(2).std(2).sum(0)
-        depth = int(content.masked_fill(weight < 0.999 * weight.max(), -1.0).argmax())  # the fullest that peaks
-        values, mask = values[depth], None if mask is None else mask[depth]
-    if values.ndim == 1:
-        values, mask = values[None], None
-    shown, part = flat(picture.numpy(), depth)
-    return shown, values.numpy(), None if mask is None else mask.float().numpy(), part
+        peak = _peak(values, picture)
+        values, mask = values[peak], None if mask is None else mask[peak]
+        depth, frame = frame.slice_of(peak), frame.plane()
+    shown, part = flat(photo.float().cpu().numpy(), depth)
+    inside = None if mask is None else (frame.map_to_file(mask.float()) > 0.5).float().numpy()
+    return Panels(shown, frame.map_to_file(values).numpy(), frame.window, inside, part)
+
+
+def _peak(values: Tensor, picture: Tensor) -> int:
+    """The slice of a volume where its map peaks; of several that do, the one that shows most."""
+    weight, content = values.sum((1, 2)), picture.flatten(2).std(2).sum(0)
+    return int(content.masked_fill(weight < 0.999 * weight.max(), -1.0).argmax())

@@ -156,8 +156,9 @@ def _draw_matrix(ax: Any, shown: list[WordMatrix], kind: str) -> None:
         if value >= 0.005:
             colour = "black" if value > 0.6 * weights.max() else "white"
             ax.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=7, color=colour)
-    options = {"shrink": 0.7 if few else 0.3, "pad": 0.02, "format": lambda share, _: f"{100 * share:.0f}"}
-    bar = colour_bar(ax, painted, "weight (%)", **options)
+    width = 0.12 / (_cell(shown[0]) * len(keys))
+    bar = colour_bar(ax, painted, "weight (%)", width=width, shrink=0.7 if few else 0.3)
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}")
     bar.outline.set_visible(False)
     ax.set_anchor("N")  # beside a longer column of words, its top stands where theirs does
 

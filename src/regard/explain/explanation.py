@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -13,11 +13,13 @@ from regard.errors import ConfigError, did_you_mean
 from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
-from regard.explain.methods import Case
+from regard.explain.methods import STEPS, Attribution, Case
 from regard.explain.sanity import MAX_CORRELATION, random_twins, rank_correlation
 from regard.geometry import Frame, TokenMap
 from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
+
+Checks = Literal["all", "none"]
 
 
 class Predicted(Protocol):
@@ -38,18 +40,19 @@ class Predicted(Protocol):
 class Method(NamedTuple):
     """`reads` says what the function is given: a tape of attention, one with gradients, or the case itself."""
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor | Attribution]
     reads: Literal["attention", "gradients", "model"]
     options: tuple[str, ...] = ()
 
-    def __call__(self, case: Case, **options: Any) -> Tensor:
+    def __call__(self, case: Case, **options: Any) -> Attribution:
         """One value for each placed token: (places,)."""
         if self.reads == "model":
-            values = self.function(case, **options)
+            made = self.function(case, **options)
         else:
             tape = case.tape() if self.reads == "attention" else case.gradient_tape()
-            values = self.function(tape, case.where, **options)
-        return values[0].float().cpu()
+            made = self.function(tape, case.where, **options)
+        made = made if isinstance(made, Attribution) else Attribution(made)
+        return made._replace(values=made.values[0].float().cpu())
 
 
 METHODS: dict[str, Method] = {
@@ -62,11 +65,13 @@ METHODS: dict[str, Method] = {
     "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
 DEFAULT = "integrated_gradients"
-"""The most faithful on every set tried (docs/methods.md)."""
+"""Suits every network; docs/methods.md compares it with the others."""
 REPORTED = ("rollout", "integrated_gradients")
 """What a report shows: where the network looked (the ViT paper's Figure 6), and what decided."""
 WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
 """What any network can be asked; one whose tokens stand somewhere has a Grad-CAM too."""
+MAX_INCOMPLETE = 0.05
+"""Completeness error above which integrated gradients are not trusted."""
 
 
 class Location(NamedTuple):
@@ -84,20 +89,24 @@ class Location(NamedTuple):
 class Explanation:
     """`map` (*size) sums to one over the input, or is zero where nothing supports the target.
 
-    `scores` and `random_correlation` say whether to believe it.
+    `scores`, `random_correlation` and `completeness_error` say whether to believe it. The first two are of this map:
+    evidence against the target, which it leaves out, counts nowhere.
     """
 
     map: Tensor
     """Evidence for the target; evidence against it (a negative value) is zero here."""
     tokens: Tensor
-    """One value per placed token."""
+    """One value per placed token; below zero is evidence against the target."""
     method: str
     options: dict[str, Any]
     target: str
     prediction: Predicted
-    scores: Faithfulness
-    random_correlation: float
+    scores: Faithfulness | None
+    """None where checks were not asked for, or where the map is the same everywhere."""
+    random_correlation: float | None
     """Rank correlation with the maps of the same model with random weights: near zero for a map of the model."""
+    completeness_error: float | None
+    """Of integrated gradients: how far they are from adding up to the score, as a share of it."""
     picture: Tensor
     """What the network saw: (channels, *size) in 0..1."""
     where: TokenMap
@@ -109,25 +118,41 @@ class Explanation:
     """The true class, where it is known."""
     frame: Frame | None = None
     """Where the input lies in its file."""
+    photo: Tensor | None = None
+    """The file's own picture in 0..1, whole, at its own or a smaller size: (channels, *size)."""
 
     @property
     def badge(self) -> str | None:
         """A warning, if the map hardly depends on what the model has learnt."""
-        if self.random_correlation <= MAX_CORRELATION:
+        if self.random_correlation is None or self.random_correlation <= MAX_CORRELATION:
             return None
         return "fails the randomisation check: much the same with random weights, so not about the model"
 
     @property
+    def incomplete(self) -> str | None:
+        """A warning, if integrated gradients do not add up to the score."""
+        if self.completeness_error is None or self.completeness_error <= MAX_INCOMPLETE:
+            return None
+        return f"fails completeness: the values miss the score by {self.completeness_error:.0%}, more steps may help"
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the map is the same everywhere."""
+        return bool(self.map.max() == self.map.min())
+
+    @property
     def trusted(self) -> bool:
-        """Whether the map passes both of its checks."""
-        return self.badge is None and self.scores.trusted and bool(self.tokens.max() > self.tokens.min())
+        """Whether the map passes all of its checks."""
+        checked = self.scores is not None and self.scores.trusted and self.badge is None and self.incomplete is None
+        return checked and not self.says_nothing
 
     @property
     def verdict(self) -> str:
         """In words, whether to believe the map."""
-        if self.tokens.max() == self.tokens.min():
-            return "the map is the same everywhere and says nothing"
-        return self.scores.verdict if self.badge is None else f"{self.scores.verdict}; {self.badge}"
+        if self.says_nothing:
+            return f"the map is {'the same' if self.map.max() > 0 else 'zero'} everywhere and says nothing"
+        scored = "not checked" if self.scores is None else self.scores.verdict
+        return "; ".join(text for text in (scored, self.badge, self.incomplete) if text is not None)
 
     @property
     def file_map(self) -> Tensor:
@@ -136,8 +161,18 @@ class Explanation:
             raise ConfigError("where this input lies in a file is not known")
         return self.frame.map_to_file(self.map)
 
+    @property
+    def seen(self) -> Tensor:
+        """The part of the file's picture that the network saw, as fine as it is kept."""
+        if self.photo is None or self.frame is None:
+            return self.picture
+        part = self.photo
+        for axis, (start, length) in enumerate(self.frame.scaled(tuple(part.shape[1:])).window, start=1):
+            part = part.narrow(axis, round(start), max(1, min(round(length), part.shape[axis] - round(start))))
+        return part
+
     def save(self, path: str | Path) -> Path:
-        """Draw input and attention side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
+        """Draw picture and map side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
         return draw([self], Path(path))
 
     def about(self, name: str, label: str | None = None) -> Explanation:
@@ -145,7 +180,6 @@ class Explanation:
         return replace(self, prediction=self.prediction.named(name), label=label)
 
     def to_json(self) -> dict[str, Any]:
-        scores = {name: value for name, value in asdict(self.scores).items() if not name.endswith("_curve")}
         return {
             "name": self.prediction.name,
             "method": self.method,
@@ -154,8 +188,9 @@ class Explanation:
             "label": self.label,
             "predicted": str(self.prediction),
             "correct": None if self.label is None else self.prediction.is_right(self.label),
-            "scores": scores | {"gain": self.scores.gain},
-            "random_correlation": round(self.random_correlation, 4),
+            "scores": None if self.scores is None else self.scores.to_json(),
+            "random_correlation": None if self.random_correlation is None else round(self.random_correlation, 4),
+            "completeness_error": self.completeness_error,
             "location": None if self.location is None else self.location._asdict(),
             "verdict": self.verdict,
             "trusted": self.trusted,
@@ -216,42 +251,58 @@ def explain(
     score: Callable[[Any], Tensor],
     answer: Callable[[Any], Tensor],
     method: str = DEFAULT,
+    checks: Checks = "all",
     mask: Tensor | None = None,
     frame: Frame | None = None,
+    photo: Tensor | None = None,
     twins: Sequence[Network] | None = None,
     seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> Explanation:
     """Explain one prepared input x (1, C, *size).
 
     `score` gives the number that is explained, (B,), of the network's output; `answer` what the checks watch, such as
     the probability of `target`. `mask` (*size) is true where the cause is known to lie; `frame` is where the input lies
-    in its file. `twins` are the model with random weights, made here if not given.
+    in its file, and `photo` the file's picture. `twins` are the model with random weights, made here if not given.
+    `checks="none"` leaves the scores and the twins out, which take most of the time. `say` is told how far it has come.
     """
     check_method(method, options, model)
     model.eval()
-
-    def values_of(network: Network) -> Tensor:
-        return METHODS[method](Case(network, x, lambda z: score(network(z))), **options)
-
-    values, where = values_of(model), model.token_map(tuple(x.shape[2:]))
-    others = [values_of(twin) for twin in (random_twins(model, seed=seed) if twins is None else twins)]
-    scores = faithfulness(lambda z: answer(model(z, class_token_only=True)), x, values, where, seed=seed)
-    painted = where.paint(values.clamp_min(0))
+    made = METHODS[method](Case(model, x, lambda z: score(model(z)), say), **options)
+    if made.steps is not None:
+        options["steps"] = made.steps
+    where = model.token_map(tuple(x.shape[2:]))
+    shown = made.values.clamp_min(0)
+    scores, correlation = None, None
+    if checks == "all" and shown.max() > shown.min():
+        # What is shown is what is tested.
+        scores = faithfulness(lambda z: answer(model(z, class_token_only=True)), x, shown, where, seed=seed, say=say)
+        twins = random_twins(model, seed=seed) if twins is None else twins
+        others = []
+        for number, twin in enumerate(twins, start=1):
+            say(f"random weights {number} of {len(twins)}")
+            case = Case(twin, x, lambda z, network=twin: score(network(z)))
+            few = {"steps": STEPS} if method == "integrated_gradients" else {}  # a rank needs no exact sum
+            others.append(METHODS[method](case, **(options | few)).values.clamp_min(0))
+        correlation = sum(rank_correlation(shown, other) for other in others) / max(len(others), 1)
+    painted = where.paint(shown)
     painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(
         map=painted,
-        tokens=values,
+        tokens=made.values,
         method=method,
         options=options,
         target=target,
         prediction=prediction,
         scores=scores,
-        random_correlation=sum(rank_correlation(values, other) for other in others) / max(len(others), 1),
+        random_correlation=correlation,
+        completeness_error=made.completeness_error,
         picture=picture,
         where=where,
         mask=mask,
         frame=frame,
+        photo=photo,
         location=None if mask is None else locate(painted, mask),
     )
 

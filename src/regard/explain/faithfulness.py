@@ -8,12 +8,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.geometry import TokenMap
+
+MIN_GAIN = 0.01
+"""A gain that is no hundredth is none, however many random maps have less."""
+CONSTANT = 1e-6
+"""An answer that moves by less than this does not move."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class Faithfulness:
 
     @property
     def trusted(self) -> bool:
-        """Whether the gain exceeds that of random maps by two deviations."""
-        return self.gain > max(2 * self.random_spread, 1e-4)
+        """Whether the gain exceeds that of random maps by two deviations, and is a hundredth at least."""
+        return self.gain >= max(2 * self.random_spread, MIN_GAIN)
 
     @property
     def verdict(self) -> str:
@@ -48,21 +54,34 @@ class Faithfulness:
         answers = self.insertion_curve + self.deletion_curve
         if max(answers) - min(answers) < 1e-4:
             return "cannot be tested: the answer never moves, as of a head that is not trained"
-        return against_random(round(self.beaten * self.maps), self.maps, "maps", self.trusted)
+        return against_random(round(self.beaten * self.maps), self.maps, "maps", self.gain, self.trusted)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the curves."""
+        scores = {name: value for name, value in asdict(self).items() if not name.endswith("_curve")}
+        return scores | {"gain": self.gain}
 
 
-def against_random(beaten: int, count: int, what: str, trusted: bool) -> str:
+def against_random(beaten: int, count: int, what: str, gain: float, trusted: bool) -> str:
     """In words, how a score compares with random ones.
 
-    >>> against_random(8, 8, "maps", trusted=False)
-    'better than 8 of 8 random maps, but by less than two of their deviations: uncertain'
+    >>> against_random(8, 8, "maps", gain=0.2, trusted=True)
+    'better than 8 of 8 random maps'
+    >>> against_random(8, 8, "maps", gain=0.2, trusted=False)
+    'uncertain: better than 8 of 8 random maps, but by less than two of their deviations'
+    >>> against_random(8, 8, "maps", gain=0.002, trusted=False)
+    'do not rely on it: the gain is below 0.01'
+    >>> against_random(5, 8, "maps", gain=0.2, trusted=False)
+    'do not rely on it: better than 5 of 8 random maps only'
     """
     better = f"better than {beaten} of {count} random {what}"
     if trusted:
         return better
-    if beaten == count:
-        return f"{better}, but by less than two of their deviations: uncertain"
-    return f"{better} only: do not rely on it"
+    if beaten < count:
+        return f"do not rely on it: {better} only"
+    if gain < MIN_GAIN:
+        return f"do not rely on it: the gain is below {MIN_GAIN}"
+    return f"uncertain: {better}, but by less than two of their deviations"
 
 
 @torch.inference_mode()
@@ -76,11 +95,13 @@ def faithfulness(
     maps: int = 8,
     seed: int = 0,
     batch: int = 64,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Faithfulness:
     """Scores of `values` (places,) as a map of the normalised input x (1, C, *size).
 
     `probability` gives the target's probability (B,) for inputs (B, C, *size). What is taken away becomes
     zero, which is the mean of the training data. In `steps` equal parts: 16, or 8 where there are many places.
+    Where four probes show that the answer never moves, nothing more is tried. `say` is told how far it has come.
     """
     steps = min(where.places, (16 if where.places <= 64 else 8) if steps is None else steps)
     draw = torch.Generator().manual_seed(seed)
@@ -91,11 +112,19 @@ def faithfulness(
     points = torch.linspace(0, where.places, steps + 1).round().long()
     keep = (ranks[:, None] < points[1:-1, None]).float()  # (orders, steps - 1, places)
     ends = torch.stack([torch.zeros(where.places), torch.ones(where.places)])  # the same for every order
-    results = []
-    for part in torch.cat([ends, keep.flatten(0, 1)]).split(batch):
-        mask = where.paint(part)[:, None].to(x.device, x.dtype)
-        results.append(probability(x * mask).float().cpu())
-    empty, full, between = torch.cat(results).split([1, 1, keep.shape[:2].numel()])
+
+    def answers(kept: Tensor, label: str) -> Tensor:
+        results = []
+        for part in kept.split(batch):
+            say(f"{label} {batch * len(results)} of {len(kept)}")
+            results.append(probability(x * where.paint(part)[:, None].to(x.device, x.dtype)).float().cpu())
+        return torch.cat(results)
+
+    first = answers(torch.cat([ends, keep[:2, (steps - 1) // 2]]), "first check") if steps > 1 else answers(ends, "")
+    if first.max() - first.min() < CONSTANT:
+        still = float(first[0])
+        return Faithfulness(still, still, still, 0.0, 0.0, maps, (still,), (still,))
+    (empty, full), between = first[:2, None], answers(keep.flatten(0, 1), "check")
     edge = len(ranks), 1
     curves = torch.cat([empty.expand(edge), between.reshape(len(ranks), steps - 1), full.expand(edge)], dim=1)
     areas = torch.trapezoid(curves, points.float() / where.places)

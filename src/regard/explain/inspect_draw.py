@@ -172,14 +172,18 @@ def _through_layers(ax: Any, norms: TokenNorms) -> None:
     depth, prefix = range(len(norms.norms)), norms.where.prefix
     lines = [("largest patch", norms.placed.flatten(1).amax(1), ORANGE, "o-"),
              ("median patch", norms.placed.flatten(1).median(1).values, BLUE, "o-")]  # fmt: skip
-    for token, name in enumerate(prefix[:1] + prefix[1:][-1:]):  # the class token and the last register
-        at = 0 if token == 0 else len(prefix) - 1
-        lines.append((name, norms.norms[:, :, at].mean(1), ("black", GREY)[token], "s:"))
+    registers = [name for name in prefix if name != "class"]
+    for token, name in enumerate(prefix):
+        shade = (
+            f"{0.35 + 0.4 * registers.index(name) / max(1, len(registers) - 1):.2f}" if name in registers else "black"
+        )
+        lines.append((name, norms.norms[:, :, token].mean(1), shade, "s:"))
     for name, values, colour, kind in lines:
         ax.plot(depth, values.tolist(), kind, color=colour, markersize=4, linewidth=1.2, label=name)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_ylim(bottom=0)
-    ax.legend(fontsize=7, frameon=False)
+    names = -(-len(lines) // 2)  # in two columns, above the highest curve
+    ax.set_ylim(0, ax.get_ylim()[1] * (1.05 + 0.075 * names))
+    ax.legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
     ax.set_title("after each block", fontsize=9)
     dress(ax, "layer", "norm", ink="black", fontsize=9)
 

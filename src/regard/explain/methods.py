@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ class Case:
     x: Tensor
     score: Callable[[Tensor], Tensor]
     """The target's logit (B,) for inputs (B, C, *size), by this model."""
+    say: Callable[[str], None] = lambda text: None
+    """Told how far the work has come."""
 
     @property
     def where(self) -> TokenMap:
@@ -46,6 +49,16 @@ class Case:
         with torch.enable_grad(), capture(self.model, gradients=True) as tape:
             torch.autograd.grad(self.score(x).sum(), x)
         return tape
+
+
+class Attribution(NamedTuple):
+    """One value per placed token, (1, places); of integrated gradients, also how well they add up."""
+
+    values: Tensor
+    steps: int | None = None
+    """Points on the path."""
+    completeness_error: float | None = None
+    """How far the values' sum is from the score's difference between input and mean picture, as a share of it."""
 
 
 def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | None = None) -> Tensor:
@@ -132,20 +145,37 @@ def grad_cam(case: Case) -> Tensor:
     return (tokens * slopes.mean(1, keepdim=True)).sum(-1)
 
 
-def integrated_gradients(case: Case, *, steps: int = 32, batch: int = 16) -> Tensor:
-    """Integrated gradients (Sundararajan et al., 2017) from the mean picture to the input: (1, places).
+STEPS, MOST_STEPS, ENOUGH = 32, 256, 0.01
+"""Integrated gradients take 32 steps, twice as many and again up to 256, until they add up to within one percent."""
 
-    Gauss–Legendre in `steps` points. Summed over each token's pixels and channels; all together they add
-    up to the score's difference between the input and the mean picture (completeness).
+
+def integrated_gradients(case: Case, *, steps: int | None = None, batch: int = 16) -> Attribution:
+    """Integrated gradients (Sundararajan et al., 2017) from the mean picture to the input.
+
+    Gauss–Legendre in `steps` points, or as many as are needed. Summed over each token's pixels and channels; all
+    together they add up to the score's difference between the input and the mean picture (completeness).
     """
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise ConfigError(f"steps={steps} is too few", do="give at least 1")
+    with torch.inference_mode():
+        difference = float(case.score(case.x) - case.score(torch.zeros_like(case.x)))
+    count = steps or STEPS
+    while True:
+        values = _integrated(case, count, batch)
+        error = abs(float(values.sum()) - difference) / max(abs(difference), 1e-6)
+        if steps is not None or error <= ENOUGH or count >= MOST_STEPS:
+            return Attribution(values, count, error)
+        count *= 2
+
+
+def _integrated(case: Case, steps: int, batch: int) -> Tensor:
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     points = torch.as_tensor((nodes + 1) / 2, dtype=case.x.dtype, device=case.x.device)
     weights = torch.as_tensor(weights / 2, dtype=case.x.dtype, device=case.x.device)
     total = torch.zeros_like(case.x)
     shape = (-1, *[1] * (case.x.ndim - 1))
-    for point, weight in zip(points.split(batch), weights.split(batch), strict=True):
+    for number, (point, weight) in enumerate(zip(points.split(batch), weights.split(batch), strict=True)):
+        case.say(f"gradient {number * batch} of {steps}")
         with torch.enable_grad():
             way = (case.x.detach() * point.reshape(shape)).requires_grad_()
             slopes = torch.autograd.grad(case.score(way).sum(), way)[0]
@@ -171,6 +201,7 @@ def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
     covers, falls = covers.flatten(1), []
     whole = case.score(case.x)
     for part in covers.split(batch):
+        case.say(f"window {batch * len(falls)} of {len(covers)}")
         kept = where.paint(1 - part)[:, None].to(case.x.device, case.x.dtype)
         falls.append((whole - case.score(case.x * kept)).float().cpu())
     return ((torch.cat(falls) @ covers) / covers.sum(0))[None]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.explain.faithfulness import against_random
+from regard.explain.faithfulness import MIN_GAIN, against_random
 from regard.explain.word_attention import WordAttention
 from regard.networks.decoding import evaluating
 from regard.networks.translator import Translator
@@ -55,15 +55,16 @@ class WordDeletion:
 
     @property
     def trusted(self) -> bool:
-        """Whether the gain is two deviations of random orders or more."""
-        return self.gain > max(2 * self.spread, 1e-4)
+        """Whether the gain is two deviations of random orders or more, and a hundredth at least."""
+        return self.gain >= max(2 * self.spread, MIN_GAIN)
 
     @property
     def verdict(self) -> str:
         """In words, whether to believe the order."""
         if max(self.curve) - min(self.curve) < 1e-4 or max(self.gains) - min(self.gains) < 1e-6:
             return "cannot be tested: no order of taking words away differs from another"
-        return against_random(sum(gain > 0 for gain in self.gains), len(self.gains), "orders", self.trusted)
+        beaten = sum(gain > 0 for gain in self.gains)
+        return against_random(beaten, len(self.gains), "orders", self.gain, self.trusted)
 
 
 @torch.inference_mode()

@@ -36,11 +36,14 @@ def interactive(name: str, script: str, section: str, shown: list[dict[str, Any]
         return note
     # Inside a script only "<" could end it; as an escape it is the same string to JSON.
     data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    code = (files("regard.report") / script).read_text(encoding="utf-8")
+    shared, own = ((files("regard.report") / file).read_text(encoding="utf-8") for file in ("explorer.js", script))
     return f"""{section}{note}
 <script type="application/json" id="{name}-data">{data}</script>
 <script>
-{code}</script>"""
+"use strict";
+(() => {{
+{shared}{own}}})();
+</script>"""
 
 
 _SECTION = """<section id="explorer" hidden>

@@ -32,34 +32,44 @@ def explanations(run: Run) -> list[Section]:
     pictures = []
     for number, maps in enumerate(images, start=1):
         png = base64.b64encode((run.path / "explain" / f"{number:02d}.png").read_bytes()).decode()
-        name, word = escape(maps[0]["name"]), _word(maps[0])
-        verdicts = "".join(
-            f'<br>{escape(item["method"])}: <span class="{"right" if item["trusted"] else "wrong"}">'
-            f"{escape(item['verdict'])}</span>"
-            for item in maps
-        )
+        name = escape(maps[0]["name"])
+        verdicts = "; ".join(f"{escape(item['method'])}: {escape(item['verdict'])}" for item in maps)
         pictures.append(
-            f'<figure class="card"><figcaption><b class="{word}">{word}</b> {name}{verdicts}</figcaption>'
-            f'<img alt="input and maps of {name}" src="data:image/png;base64,{png}"></figure>'
+            f'<figure class="card wide"><figcaption>{_word(maps[0])}{name}</figcaption>'
+            f'<img alt="{name}, its maps, and whether to believe them: {verdicts}" '
+            f'src="data:image/png;base64,{png}"></figure>'
         )
-    gains = {item["method"]: [maps[n]["scores"]["gain"] for maps in images] for n, item in enumerate(images[0])}
+    gains = {item["method"]: [_gain(maps[n]) for maps in images] for n, item in enumerate(images[0])}
     means = ", ".join(f"{np.mean(values):+.2f} ({escape(name)})" for name, values in gains.items())
     html = (
         f"<p>{' '.join(METHODS[name] for name in gains if name in METHODS)} "
         "Every map is tested: <em>deletion</em> removes the places it calls important and should make the answer "
         "fall early (low is good), <em>insertion</em> brings them back and should make it rise early (high "
         "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
-        f"where it must be another. Over these images insertion exceeds deletion by {means}.</p>"
+        f"where it must be another. Over these images insertion exceeds deletion by {means}.{_complete(images)} "
+        "The most telling images come first.</p>"
         + attention_explorer(run, [maps[0] for maps in images])
         + "\n".join(pictures)
     )
     return [Section(TITLE, html)]
 
 
+def _gain(item: dict[str, Any]) -> float:
+    """A map that says nothing gains nothing."""
+    return item["scores"]["gain"] if item["scores"] else 0.0
+
+
+def _complete(images: list[list[dict[str, Any]]]) -> str:
+    """How well integrated gradients add up."""
+    errors = [item["completeness_error"] for maps in images for item in maps]
+    errors = [error for error in errors if error is not None]
+    return f" Integrated gradients add up to the score to within {max(errors):.1%} at worst." if errors else ""
+
+
 def _word(item: dict[str, Any]) -> str:
-    if item["correct"] is None:
-        return "predicted " + item["predicted"]
-    return "right" if item["correct"] else "wrong"
+    """Whether it is right, where anything is."""
+    word = {None: "", True: "right", False: "wrong"}[item["correct"]]
+    return f'<b class="{word}">{word}</b> ' if word else ""
 
 
 def image_warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:

@@ -22,10 +22,10 @@ def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
     left, right = figure.subplots(1, 2)
     epochs = _losses(left, rows, "loss (nats)")
     name_curves(left, ("train (augmented, smoothed)", BLUE), ("validation", ORANGE))
-    left.set_ylim(bottom=0)
     accuracy = [100 * float(row["val_accuracy"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
     dress(right, "epoch", "validation accuracy (%)")
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set_ylim(top=min(right.get_ylim()[1], 100.5))
     if best_epoch:
         y = accuracy[epochs.index(best_epoch)]
@@ -52,31 +52,58 @@ def _losses(ax: Any, rows: list[dict[str, str]], what: str) -> list[int]:
     for column, colour in (("train_loss", BLUE), ("val_loss", ORANGE)):
         ax.plot(epochs, [float(row[column]) for row in rows], "o-" if len(rows) == 1 else "-", color=colour)
     dress(ax, "epoch", what)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     return epochs
+
+
+NAMED_CLASSES = 60
+"""Up to so many classes, a confusion matrix names every one and says its counts."""
 
 
 @style()
 def confusion(counts: np.ndarray, classes: list[str]) -> str:
     """The confusion matrix, rows normalised, with counts written in while they can be read."""
     n = len(classes)
-    side = min(9.0, 2.2 + 0.36 * n)
+    cell = 0.36 if n <= 20 else 0.215
+    side = min(2.2 + cell * n, 10.6)
     figure = canvas(side + 0.8, side)
     ax = figure.subplots()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     painted = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
-    ticks = range(n) if n <= 30 else range(0, n, -(-n // 20))
-    slanted = n > 10 or max(map(len, classes)) > 4
-    names = [shorten(classes[t], 16) for t in ticks]
-    ax.set_xticks(list(ticks), names, rotation=45 if slanted else 0, ha="right" if slanted else "center")
+    ticks = range(n) if n <= NAMED_CLASSES else range(0, n, -(-n // 40))
+    names, fontsize = [shorten(classes[t], 16) for t in ticks], 10 if n <= 20 else 7 if n <= 45 else 6
+    ax.set_xticks(list(ticks), names)
+    if n > 20:
+        ax.tick_params(axis="x", rotation=90)
+    elif n > 10 or max(map(len, classes)) > 4:
+        ax.set_xticks(list(ticks), names, rotation=45, ha="right")
     ax.set_yticks(list(ticks), names)
-    if n <= 20:
+    if n <= NAMED_CLASSES:
         for row, column in np.argwhere(counts):
             colour = "white" if share[row, column] < 0.55 else "black"
-            ax.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=8, color=colour)
+            size = 8 if n <= 20 else fontsize
+            ax.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size, color=colour)
     dress(ax, "predicted", "true")
+    ax.tick_params(labelsize=fontsize)
     ax.grid(False)
+    if n > 20:  # lines between the cells, by which eyes find the way to the names
+        ax.set_xticks(np.arange(n - 1) + 0.5, minor=True)
+        ax.set_yticks(np.arange(n - 1) + 0.5, minor=True)
+        ax.grid(which="minor", color="white", alpha=0.15, linewidth=0.5)
+        ax.tick_params(which="minor", length=0)
     colour_bar(ax, painted, "share of the true class", ink=INK, shrink=0.8)
     return to_svg(figure)
+
+
+def confused_pairs(counts: np.ndarray, classes: list[str], most: int = 12) -> list[tuple[str, str, int, str]]:
+    """The commonest mistakes: true class, predicted class, how often, and of how many.
+
+    >>> confused_pairs(np.array([[5, 2, 0], [0, 4, 0], [0, 1, 9]]), ["a", "b", "c"])
+    [('a', 'b', 2, '2 of 7'), ('c', 'b', 1, '1 of 10')]
+    """
+    totals, wrong = counts.sum(1), counts * (1 - np.eye(len(classes), dtype=counts.dtype))
+    pairs = sorted(np.argwhere(wrong).tolist(), key=lambda at: (-wrong[at[0], at[1]], totals[at[0]], at))
+    return [(classes[a], classes[b], int(wrong[a, b]), f"{wrong[a, b]} of {totals[a]}") for a, b in pairs[:most]]
 
 
 @style()
@@ -107,7 +134,7 @@ def recalls(per_class: dict[str, Any]) -> str:
         ax.plot([100 * recall["low"], 100 * recall["high"]], [row, row], color=BLUE, linewidth=2, alpha=0.5)
         ax.plot([100 * recall["value"]], [row], "o", color=BLUE, markersize=5)
     ax.set_yticks(range(len(names)), [shorten(name, 16) for name in names])
-    ax.invert_yaxis()
+    ax.set_ylim(len(names) - 0.4, -0.6)
     dress(ax, "recall (%), 95 % interval", "class")
     return to_svg(figure)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from regard.errors import ConfigError
 from regard.settings import Group, setting
@@ -21,13 +21,18 @@ class ImageExplainOptions(Group):
         "integrated_gradients",
         "integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion.",
     )
+    checks: Literal["all", "none"] = setting("all", "none: the map alone, without its scores (most of the time).")
     target: str | None = setting(None, "Class or column to explain. Default: the predicted one.")
     mask: str | None = setting(None, "Picture as large as the input, not zero where the cause is known to lie.")
     box: tuple[int, ...] | None = setting(None, "The same as a box in pixels: top, left, bottom, right.")
     layer: int | None = setting(None, "attention: which layer, from 0; -1 is the last.")
     head: int | None = setting(None, "attention: which head. Default: the mean over heads.")
     identity: bool = setting(True, "rollout: count residual connections (Abnar & Zuidema); --no-identity: ViT, D.8.")
-    steps: int | None = setting(None, "integrated_gradients: points on the path. Default: 32.", least=1)
+    steps: int | None = setting(
+        None,
+        "integrated_gradients: points on the path. Default: 32, doubled up to 256 until they add up to 1 %.",
+        least=1,
+    )
     window: int | None = setting(None, "occlusion: tokens covered at a time along each axis. Default: 1.", least=1)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from regard.console import Progress, columns
 from regard.data import (
     checked,
     find_images,
+    fit,
     read_image,
     read_mask,
+    to_float,
     to_tensor,
 )
 from regard.errors import DataError, refuse_failed
@@ -31,9 +34,13 @@ from regard.explain import (
     visualise,
 )
 from regard.explain.draw import draw_pages
+from regard.explain.explanation import Checks
 from regard.explain.visualise import STEPS
 from regard.networks.base import Network
 from regard.weights import Checkpoint, open_weights
+
+PHOTO_SIDE = {2: 512, 3: 128}
+"""Most pixels on a side of a picture or volume that is kept beside its map."""
 
 Image = Any
 """A path, a Pillow image, or pixels (channels, *size) as array or tensor: uint8, or floating point in 0..1."""
@@ -131,12 +138,21 @@ class ImagePredictor:
             yield from answer()
 
     def explain(
-        self, image: Image, method: str = DEFAULT, target: str | None = None, *, mask: Any = None, **options: Any
+        self,
+        image: Image,
+        method: str = DEFAULT,
+        target: str | None = None,
+        *,
+        mask: Any = None,
+        checks: Checks = "all",
+        say: Callable[[str], None] = lambda text: None,
+        **options: Any,
     ) -> Explanation:
         """Why: a map over the image and its scores. `target` is the output to explain, the predicted one if not said.
 
         `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
-        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it.
+        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it. `checks="none"`
+        leaves out the scores, which take most of the time. `say` is told how far it has come.
         """
         self.require_answers()
         check_method(method, options, self.model)
@@ -144,15 +160,16 @@ class ImagePredictor:
         picture = self.preparation.picture(pixels)
         region = None if mask is None else self.preparation.region(read_mask(mask, tuple(pixels.shape[1:])))
         x = self.preparation.normalised(picture[None]).to(self.device)
-        self.random_models = self.random_models or random_twins(self.model)
+        if checks == "all":
+            self.random_models = self.random_models or random_twins(self.model)
         with torch.inference_mode():
             answer = self.answers(self.model(x, class_token_only=True))[0].cpu()
         number = self.target_number(target, answer)
         return explain(
             self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
             score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
-            method=method, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
-            twins=self.random_models, **options,
+            method=method, checks=checks, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
+            photo=small(pixels), twins=self.random_models, say=say, **options,
         )  # fmt: skip
 
     def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
@@ -186,22 +203,17 @@ class ImagePredictor:
         """Pages of pictures, and a table with the scores of each map."""
         made, failed, paths = list[Explanation](), list[DataError](), self.inputs(words)
         with Progress(quiet).bar("explaining", len(paths)) as tick:
-            for number, path in enumerate(paths, start=1):
+            for number, path in enumerate(paths):
                 try:
-                    made.append(self.explain(path, mask=mask or box, **options))
+                    say = partial(tick, number)
+                    made.append(self.explain(path, mask=mask or box, say=say, **options))
                 except DataError as error:
                     failed.append(error)
-                tick(number)
+                tick(number + 1)
         for page in draw_pages(made, out) if made else ():
             print(page)
-        header = ("image", "predicted", "insertion (high)", "deletion (low)", "random map", "like random weights (low)")
-        masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
-        print(columns((*header, *masked, "verdict"), [
-            (e.prediction.name, str(e.prediction), f"{e.scores.insertion:.3f}", f"{e.scores.deletion:.3f}",
-             f"{e.scores.random:.3f}", f"{e.random_correlation:+.2f}",
-             *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
-            for e in made
-        ]))  # fmt: skip
+        if made:
+            print(columns(*explanation_table(made)))
         refuse_failed(failed)
 
     @staticmethod
@@ -226,3 +238,28 @@ class ImagePredictor:
         if pixels.dtype != torch.uint8:
             raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
         return "pixels", pixels
+
+
+def small(pixels: Tensor) -> Tensor:
+    """A decoded picture in 0..1, made smaller where it is large."""
+    size = tuple(pixels.shape[1:])
+    scale = min(1.0, PHOTO_SIDE.get(len(size), 512) / max(size))
+    return to_float(fit(pixels, tuple(max(1, round(side * scale)) for side in size)))
+
+
+def explanation_table(made: Sequence[Explanation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows: the scores that the maps have, and their verdicts."""
+    parts: dict[str, Callable[[Explanation], str | None]] = {
+        "image": lambda e: e.prediction.name,
+        "predicted": lambda e: str(e.prediction),
+        "insertion (high)": lambda e: None if e.scores is None else f"{e.scores.insertion:.3f}",
+        "deletion (low)": lambda e: None if e.scores is None else f"{e.scores.deletion:.3f}",
+        "random map": lambda e: None if e.scores is None else f"{e.scores.random:.3f}",
+        "like random weights (low)": lambda e: None if e.random_correlation is None else f"{e.random_correlation:+.2f}",
+        "completeness error (low)": lambda e: None if e.completeness_error is None else f"{e.completeness_error:.1%}",
+        "map inside (area inside)": lambda e: e.location and f"{e.location.share:.0%} ({e.location.area:.0%})",
+        "verdict": lambda e: e.verdict,
+    }
+    cells = {name: [part(e) for e in made] for name, part in parts.items()}
+    shown = {name: ["–" if cell is None else cell for cell in column] for name, column in cells.items() if any(column)}
+    return tuple(shown), list(zip(*shown.values(), strict=True))

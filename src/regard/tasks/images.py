@@ -6,8 +6,9 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -302,6 +303,27 @@ class ImageTask(Task):
         return f"{self.config.data.batch_size * self.config.optim.accumulate} images"
 
 
+def choose_examples(groups: Sequence[Sequence[int]], count: int, same: Callable[[int], object]) -> list[int]:
+    """Up to `count` samples, as many of each group as of the others while they last, in the order of the groups.
+
+    No two of them are the `same`.
+
+    >>> choose_examples([[7], [1, 2, 3], [1, 4, 5, 6]], 5, same=lambda n: n)
+    [7, 1, 2, 4, 5]
+    """
+    chosen, seen, waiting = [list[int]() for _ in groups], set[object](), [iter(group) for group in groups]
+    while len(seen) < count:
+        before = len(seen)
+        for own, group in zip(chosen, waiting, strict=True):
+            fresh = next((n for n in group if same(n) not in seen), None)
+            if fresh is not None and len(seen) < count:
+                own.append(fresh)
+                seen.add(same(fresh))
+        if len(seen) == before:
+            break
+    return [n for own in chosen for n in own]
+
+
 def explain_images(
     run: Run, predictor: Any, images: Images, samples: Sequence[tuple[int, str, str]], progress: Progress
 ) -> None:
@@ -310,12 +332,18 @@ def explain_images(
     methods = reported(predictor.model)
     with progress.bar("explaining", len(samples)) as tick:
         for place, (number, key, truth) in enumerate(samples, start=1):
-            pixels = images[0, number][0]
-            done.append([predictor.explain(pixels, method=method).about(key, truth) for method in methods])
+            say = partial(tick, place - 1)
+            pixels = images.source.read(number)[0]  # the file's own: the predictor fits them, and draws on them
+            done.append([predictor.explain(pixels, method=method, say=say).about(key, truth) for method in methods])
             draw(done[-1], run.path / "explain" / f"{place:02d}.png")
             x = predictor.preparation(pixels).to(predictor.device)
             if attends(predictor.model):
-                room -= keep_attention(run, place, predictor.model, x, done[-1][0].picture, room)
+                room -= keep_attention(run, place, predictor.model, x, _explored(done[-1][0]), room)
             tick(place)
     if done:
         run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
+
+
+def _explored(item: Explanation) -> Tensor:
+    """The picture on which attention is explored: fine, but of volumes, whose slices are many."""
+    return item.seen if item.picture.ndim == 3 else item.picture

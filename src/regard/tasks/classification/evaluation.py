@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,14 +47,19 @@ class Evaluation:
             for key, label, row in zip(self.keys, self.labels, self.probs, strict=True)
         ]
 
-    def examples(self, count: int) -> list[int]:
-        """Up to `count` telling samples: half of them the most confident mistakes, then one right of each class."""
+    def examples(self) -> list[list[int]]:
+        """Samples by what they tell, the most telling first: confident mistakes, unsure answers, confident hits.
+
+        Of hits, the first of every class come first.
+        """
         confidence, right = self.probs.max(1), self.probs.argmax(1) == self.labels
-        wrong = sorted(np.flatnonzero(~right).tolist(), key=lambda n: -confidence[n])
-        firsts = [np.flatnonzero(right & (self.labels == c))[:1].tolist() for c in range(len(self.classes))]
-        chosen = wrong[: count // 2] + [n for first in firsts for n in first]
-        rest = [*np.flatnonzero(right).tolist(), *wrong[count // 2 :]]
-        return list(dict.fromkeys(chosen + rest))[:count]
+        ranked = np.argsort(-confidence, kind="stable")
+        hits, turns = list[tuple[int, int]](), Counter[int]()
+        for n in ranked[right[ranked]].tolist():
+            hits.append((turns[int(self.labels[n])], n))
+            turns[int(self.labels[n])] += 1
+        confident = [n for _, n in sorted(hits, key=lambda hit: hit[0])]
+        return [ranked[~right[ranked]].tolist(), ranked[::-1].tolist(), confident]
 
     def describe(self) -> str:
         """Per class, and the confusion matrix of up to 20 classes."""

@@ -27,6 +27,8 @@ NAMES = {
     "log_loss": ("Log loss", "mean −log p of the true class, in nats; lower is better"),
     "brier": ("Brier score", "mean squared distance to the truth, 0 to 2; lower is better"),
 }
+BESIDE = 15
+"""Classes up to which a confusion matrix can be read in half of the page's width."""
 SHARES = {"accuracy", "top5_accuracy", "balanced_accuracy"}
 
 
@@ -65,11 +67,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         ],
         sections=[
             Section("Training", f"<figure>{drawn['curves']}</figure>"),
-            Section(
-                "Where it is right and wrong",
-                f'<div class="pair"><figure>{drawn["confusion"]}</figure>'
-                f"<figure>{drawn.get('recalls', '')}</figure></div>",
-            ),
+            Section("Where it is right and wrong", _mistakes(drawn, np.array(summary["confusion"]), classes)),
             Section(
                 "Does it mean what it says?",
                 f'<div class="pair"><figure>{drawn["reliability"]}</figure><p>Each dot is a bin of predictions '
@@ -88,6 +86,18 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         limits="The figures hold for images like those it was tested on. They say nothing of other cameras, scanners, "
         "hospitals or populations: test there before relying on it.",
     )  # fmt: skip
+
+
+def _mistakes(drawn: dict[str, str], counts: np.ndarray, classes: list[str]) -> str:
+    """The confusion matrix, beside the recalls where it is small; of many classes also the commonest mistakes."""
+    recalls = drawn.get("recalls", "")
+    if len(classes) <= BESIDE:
+        return f'<div class="pair"><figure>{drawn["confusion"]}</figure><figure>{recalls}</figure></div>'
+    pairs = figures.confused_pairs(counts, classes)
+    rows = [(true, predicted, share) for true, predicted, _, share in pairs]
+    common = "<p>The commonest mistakes:</p>" + table(("true", "predicted", "images"), rows) if rows else ""
+    beside = f'<div class="pair"><div>{common}</div><figure>{recalls}</figure></div>'
+    return f"<figure>{drawn['confusion']}</figure>{beside}"
 
 
 def _warnings(data: Any, summary: Any) -> list[str]:

@@ -23,7 +23,7 @@ from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
 from regard.tasks.classification.settings import EvalOptions
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, explain_images
+from regard.tasks.images import ImageTask, choose_examples, explain_images
 from regard.training import World
 from regard.weights import Run, open_weights
 
@@ -101,7 +101,9 @@ class Task(ImageTask):
         return evaluate(trained.model, loader, self.preparation, source, self.class_names(), self.device, tick)
 
     def explain(self, run: Run, trained: Classifier, result: Evaluation, progress: Progress) -> None:
-        chosen = result.examples(self.config.general.explain)
+        chosen = choose_examples(
+            result.examples(), self.config.general.explain, lambda n: self.dataset.digests[result.index[n]]
+        )
         samples = [(int(result.index[n]), result.keys[n], result.classes[result.labels[n]]) for n in chosen]
         explain_images(run, trained, self.images, samples, progress)
 

@@ -45,13 +45,16 @@ class NumberEvaluation:
             for key, true, guess in zip(self.keys, self.truth, self.predicted, strict=True)
         ]
 
-    def examples(self, count: int) -> list[int]:
-        """Up to `count` telling samples: half of them the largest errors, the others at even distances of the truth."""
+    def examples(self) -> list[list[int]]:
+        """Samples by what they tell, the most telling first: large errors, then at even distances of the truth."""
         errors = np.abs(self.predicted - self.truth)[:, 0]
-        wrong = np.argsort(-errors, kind="stable")[: count // 2].tolist()
         ranked = np.argsort(self.truth[:, 0], kind="stable")
-        even = ranked[np.linspace(0, len(ranked) - 1, min(count, len(ranked))).round().astype(int)].tolist()
-        return list(dict.fromkeys(wrong + even))[:count]
+        # Halves, quarters, eighths of the way: any number of first ones lie at about even distances.
+        shares = [
+            (place + 0.5) / 2**level for level in range(len(ranked).bit_length() + 1) for place in range(2**level)
+        ]
+        even = list(dict.fromkeys(int(share * len(ranked)) for share in shares))
+        return [np.argsort(-errors, kind="stable").tolist(), ranked[even].tolist()]
 
     def describe(self) -> str:
         return ""

@@ -16,7 +16,7 @@ from regard.errors import DataError
 from regard.evaluation import run_over
 from regard.metrics import Comparison
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, explain_images
+from regard.tasks.images import ImageTask, choose_examples, explain_images
 from regard.tasks.regression.data import NumberDataset, read_numbers
 from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError
@@ -102,7 +102,9 @@ class Task(ImageTask):
         return {"mean_error": dict(zip(self.dataset.columns, errors, strict=True))}
 
     def explain(self, run: Run, trained: Estimator, result: NumberEvaluation, progress: Progress) -> None:
-        chosen = result.examples(self.config.general.explain)
+        chosen = choose_examples(
+            result.examples(), self.config.general.explain, lambda n: self.dataset.digests[result.index[n]]
+        )
         truth = [", ".join(f"{value:.4g}" for value in result.truth[n]) for n in chosen]
         samples = [(int(result.index[n]), result.keys[n], text) for n, text in zip(chosen, truth, strict=True)]
         explain_images(run, trained, self.images, samples, progress)
