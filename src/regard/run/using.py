@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,18 @@ def evaluate(
     tasks.require_data(data)
     asked = make(entry.settings.EvalOptions, options, entry.name)
     task, predictor = entry.load(), load(run, progress=progress)
-    settings = predictor.data_settings(data)
+    settings = predictor.data_settings(data) | opening_settings(asked)
     dataset = task.open(data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     dataset.require_usable()
     index = choose_samples(dataset, split, seen_samples(dataset, run, progress), progress)
     return task.evaluate_on(predictor, dataset, index, asked, progress)
+
+
+def opening_settings(options: Any) -> dict[str, Any]:
+    """Of options that are given, those that say what the data is."""
+    given = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.metadata["opens"]}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def choose_samples(dataset: Dataset, split: str | None, seen: set[int], progress: Progress) -> list[int]:

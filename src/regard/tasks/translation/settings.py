@@ -41,14 +41,10 @@ class TextData(Data):
 
 
 @dataclass(frozen=True)
-class EvalOptions(Group):
+class Options(Group):
     title: ClassVar[str] = "translation"
     beam_size: int = setting(4, "Beam size of the search for a translation.", least=1)
     length_penalty: float = setting(0.6, "Exponent of the length penalty; more favours longer translations.", least=0)
-
-
-@dataclass(frozen=True)
-class Options(EvalOptions):
     label_smoothing: float = setting(0.1, "Probability spread over the wrong tokens.", least=0, below=1)
 
 
@@ -69,7 +65,26 @@ class LoadOptions(Group):
 
 
 @dataclass(frozen=True)
-class PredictOptions(EvalOptions):
+class SearchOptions(Group):
+    """How a trained model searches; what is left out is as the run has it."""
+
+    title: ClassVar[str] = "translation"
+    beam_size: int | None = setting(None, "Beam size of the search for a translation. Default: the run's.", least=1)
+    length_penalty: float | None = setting(
+        None, "Exponent of the length penalty; more favours longer translations. Default: the run's.", least=0
+    )
+
+
+@dataclass(frozen=True)
+class EvalOptions(SearchOptions):
+    source: str | None = setting(
+        None, "Language (or column) of the data to translate from. Default: the run's.", opens=True
+    )
+    target: str | None = setting(None, "Language (or column) of the references. Default: the run's.", opens=True)
+
+
+@dataclass(frozen=True)
+class PredictOptions(SearchOptions):
     best: int = setting(1, "Translations to show for each sentence.", least=1)
 
 
