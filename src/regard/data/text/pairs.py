@@ -12,7 +12,7 @@ from pathlib import Path
 from regard.data.dataset import existing_path
 from regard.data.text.corpus import TextDataset, Trouble
 from regard.data.text.dates import dates_corpus
-from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
+from regard.data.text.lines import Sentence, check_sentence, decode_lines, read_lines, read_sentence
 from regard.errors import DataError
 from regard.languages import CODES
 
@@ -292,15 +292,7 @@ def _column(path: Path, texts: list[str], name: str | None, roles: frozenset[str
 
 def _text(path: Path) -> Iterator[str]:
     """The lines of a table. Its bytes must be UTF-8 as a whole: a damaged line could hide where a cell ends."""
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"byte {error.start + 1} is 0x{line[error.start]:02X}, which is not UTF-8",
-                where=f"{path}, line {number}",
-                do="save the table as UTF-8",
-            ) from None
+    return decode_lines(read_lines(path), path)
 
 
 def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
 from regard.networks.translator import Translator as Network
 from regard.tasks.translation.evaluation import Translated, make_search, translate_all
+from regard.tasks.translation.sentences import sentences
 from regard.tasks.translation.settings import Config, Options
 from regard.weights import Run, find_file, find_run, open_weights, to_csv, to_json, write_text
 from regard.weights import average as mean_of
@@ -162,22 +162,23 @@ class Translator:
 
     def inputs(self, words: Sequence[str]) -> Iterator[str]:
         """Sentences; of a file its lines, of - the lines that are piped in."""
-        if not words:
-            do = "give some, a text file, or - for what is piped in"
-            raise DataError("there are no sentences to translate", do=do)
-        return _sentences(words)
+        return sentences(words)
 
     def show(self, predictions: Iterable[Translated], best: int = 1, **_: Any) -> None:
         """A translation per line, as soon as it is there; with `best`, also the next best ones, each with its score."""
         for number, answer in enumerate(predictions):
             if best == 1:
-                print(answer.text, flush=True)
+                print(_one_line(answer.text), flush=True)
                 continue
-            lines = [f"{score:8.3f}  {text}" for text, score in ((answer.text, answer.score), *answer.others)]
+            made = ((answer.text, answer.score), *answer.others)
+            lines = [f"{score:8.3f}  {_one_line(text)}" for text, score in made]
             print("\n".join([""] * (number > 0) + lines), flush=True)
 
     def save(self, predictions: Iterable[Translated], path: Path) -> Path:
-        rows = [{"source": a.source, "translation": a.text, "score": round(a.score, 4)} for a in predictions]
+        """A row per sentence; the next best translations, where they were asked for, are further columns."""
+        rows = [{"source": a.source} | _numbered(a) for a in predictions]
+        names = max(rows, key=len)  # an empty line has no next best translations
+        rows = [{name: row.get(name) for name in names} for row in rows]
         write_text(path, to_json(rows) if path.suffix == ".json" else to_csv(rows))
         return path
 
@@ -187,7 +188,7 @@ class Translator:
     ) -> None:  # fmt: skip
         """A picture per sentence, and whether to believe what its words are said to be worth."""
         rows = []
-        for number, text in enumerate(self.inputs(words), start=1):
+        for number, text in enumerate(filter(str.strip, self.inputs(words)), start=1):
             reason = self.explain(text)
             own = out if number == 1 else out.with_stem(f"{out.stem}-{number}")
             print(reason.save(own, kind, layer=layer, head=head, form=form))
@@ -197,25 +198,18 @@ class Translator:
         print(columns(("source", "translation", "gain over random orders, nats per token", "verdict"), rows))
 
 
-def _sentences(inputs: Iterable[str]) -> Iterator[str]:
-    """Of a file its lines, of - the lines that are piped in, of anything else itself."""
-    for word in inputs:
-        path = Path(word[:255])  # longer than any file is called
-        if word == "-":
-            yield from sys.stdin
-        elif path.is_file() or (" " not in word and path.suffix == ".txt"):
-            yield from _lines(path)
-        else:
-            yield word
+def _one_line(text: str) -> str:
+    """Without line feeds, so that there are as many lines as sentences."""
+    return " ".join(text.split("\n"))
 
 
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            yield from file
-    except (OSError, UnicodeDecodeError) as error:
-        do = "give a text file in UTF-8, or a sentence"
-        raise DataError(f"the sentences cannot be read: {error}", where=path, do=do) from None
+def _numbered(answer: Translated) -> dict[str, Any]:
+    """translation and score, translation_2 and score_2, …"""
+    row: dict[str, Any] = {}
+    for number, (text, score) in enumerate(((answer.text, answer.score), *answer.others), start=1):
+        suffix = f"_{number}" if number > 1 else ""
+        row |= {f"translation{suffix}": text, f"score{suffix}": round(score, 4)}
+    return row
 
 
 def _run_options(path: str | Path) -> Options | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard import registry
+from regard.errors import ConfigError
 from regard.languages import looks_parallel
 from regard.settings import Data, Group, RunConfig, setting
 
@@ -99,6 +100,14 @@ class ExplainOptions(Group):
     )
     layer: int = setting(-1, "Which layer, from 0; -1 is the last.")
     head: int | None = setting(None, "Which head. Default: the mean over heads.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, asked in (("layer", self.layer != -1), ("head", self.head is not None)):
+            if asked and self.kind == "rollout":
+                raise ConfigError(f"rollout is over all layers and heads: --{name} does not apply", do="leave it out")
+            if asked and self.form == "heads":
+                raise ConfigError(f"--form heads draws every layer and head: --{name} does not apply", do="leave it out")
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:
