@@ -69,8 +69,10 @@ def run_predict(words: Sequence[str]) -> None:
         "run", help="Run folder or checkpoint file; for translation also the folder of an Opus-MT model."
     )
     parser.add_argument(
-        "inputs", nargs="*", help="Files, folders or globs of images. For translation: sentences, text files (one "
-        "sentence per line; a word without spaces that looks like a path must be one), or - for what is piped in."
+        "inputs",
+        nargs="*",
+        help="Files, folders or globs of images. For translation: sentences, text files (one "
+        "sentence per line; a word without spaces that looks like a path must be one), or - for what is piped in.",
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")

@@ -1,7 +1,7 @@
 """Which sentences the words on a command line stand for: themselves, the lines of files, or what is piped in.
 
-`-` is what is piped in. A word that names a file is that file's lines. A word without spaces that looks like a path (it has
-a / or ends like a file's name: test.en) must be a file. Anything else is a sentence.
+`-` is what is piped in. A word that names a file is that file's lines. A word without spaces that looks like a path (it
+has a / or ends like a file's name: test.en) must be a file. Anything else is a sentence.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def _texts(source: Path | str) -> Iterator[str]:
     elif isinstance(source, str):
         yield source
     else:
-        number = 0
-        for number, text in enumerate(decode_lines(read_lines(source), source), start=1):
-            yield text
-        if not number:
+        lines = decode_lines(read_lines(source), source)
+        first = next(lines, None)
+        if first is None:
             raise DataError("the file has no lines", where=source)
+        yield first
+        yield from lines

@@ -103,11 +103,10 @@ class ExplainOptions(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        every = {"rollout is over": self.kind == "rollout", "--form heads draws": self.form == "heads"}
         for name, asked in (("layer", self.layer != -1), ("head", self.head is not None)):
-            if asked and self.kind == "rollout":
-                raise ConfigError(f"rollout is over all layers and heads: --{name} does not apply", do="leave it out")
-            if asked and self.form == "heads":
-                raise ConfigError(f"--form heads draws every layer and head: --{name} does not apply", do="leave it out")
+            for what in [what for what, holds in every.items() if holds and asked]:
+                raise ConfigError(f"{what} all layers and heads: --{name} does not apply", do="leave it out")
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:
