@@ -39,7 +39,7 @@ def test_one_damaged_file_does_not_lose_the_others(cli, run_folder, digit_files,
     (tmp_path / "in" / "2.png").write_bytes(b"broken")
     code, _, err = cli("predict", run_folder, tmp_path / "in", "--out", tmp_path / "a.csv")
     assert code == 2
-    assert "1 inputs could not be read (any others are done)" in err
+    assert "1 input could not be read (any others are done)" in err
     assert "2.png" in err
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 5
     code, out, err = cli("explain", run_folder, tmp_path / "in", "--out", tmp_path / "why.png")

@@ -273,3 +273,15 @@ def test_the_command_line(translation_run, pairs_folder, tmp_path, cli, monkeypa
     code, out, err = cli("inspect", str(translation_run.path), "--out", tmp_path / "inside.png")
     assert code == 2
     assert "for networks that take images" in err
+
+
+def test_validation_data_inside_training_data_is_told_everywhere(tmp_path, capsys):
+    data = write_pairs(tmp_path / "data", 150)
+    for language in ("en", "de"):
+        lines = (data / f"train.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
+        (data / f"val.{language}").write_text("".join(lines[:10]), encoding="utf-8")
+    run = regard.train(data, **SMALL_TRANSLATOR | {"quiet": False, "explain": 0}, steps=1, out=tmp_path / "run")
+    line = "10 pairs of val and 10 source sentences are in train too: weights are chosen by training sentences"
+    assert f"warning: {line}\n" in capsys.readouterr().err
+    for name in ("report.html", "model_card.md"):
+        assert line in (run.path / name).read_text(encoding="utf-8")

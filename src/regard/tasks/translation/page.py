@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from regard.data.text.corpus import leak_lines
 from regard.report import figures
 from regard.report.page import table
 from regard.report.word_explorer import word_explorer
@@ -68,9 +69,7 @@ def _warnings(data: Any, summary: Any) -> list[str]:
             "There was no test split: these figures are on the validation sentences that also chose the weights, "
             "and so are optimistic."
         )
-    for part, counts in data["leaks"].items():
-        if counts["pairs"]:
-            lines.append(f"{counts['pairs']:,} pairs of {part} are in train too: its figures may be too good.")
+    lines += [f"{line}." for line in leak_lines(data["leaks"])]
     for part in sorted({trouble["split"] for trouble in data["trouble"]}):
         if part.startswith("test"):
             lines.append(f"Pairs of {part} were left out: its figures are not comparable with others'.")
