@@ -79,8 +79,6 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     from regard import api
 
     if command == "pretrain":
-        if seeds != 1:
-            raise ConfigError("--seeds is for `regard train`", do="leave it out")
         made = api.pretrain(data, dry_run=dry_run, **same, **given)
     else:
         made = api.train(data, seeds=seeds, dry_run=dry_run, **same, **given)

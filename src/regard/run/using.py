@@ -59,6 +59,7 @@ def evaluate(
     tasks.require_data(data)
     asked = make(entry.settings.EvalOptions, options, entry.name)
     task, predictor = entry.load(), load(run, progress=progress)
+    predictor.require_answers()
     settings = predictor.data_settings(data) | opening_settings(asked)
     dataset = task.open(data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,9 @@ Image = Any
 class ImagePredictor:
     """A trained model of images: images in, predictions and explanations out."""
 
+    has_head: ClassVar[bool] = True
+    """Whether it is used: one that was not trained is then reported."""
+
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         assert checkpoint.preparation is not None
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
@@ -58,7 +61,7 @@ class ImagePredictor:
         """From a run folder (its best weights) or a weights file of any known format."""
         given: dict[str, Any] = {} if heads is None else {"heads": heads}
         checkpoint, report = open_weights(path, **given)
-        for line in report.lines() if report.format != "regard" or report.untrained else ():
+        for line in report.lines() if report.format != "regard" or (cls.has_head and report.untrained) else ():
             progress.say(line)
         return cls(checkpoint, device)
 
@@ -192,17 +195,20 @@ class ImagePredictor:
                 except DataError as error:
                     failed.append(error)
                 tick(number)
-        for page in draw_pages(made, out) if made else ():
-            print(page)
+        if made:
+            print(*draw_pages(made, out), self._table(made), sep="\n")
+        refuse_failed(failed)
+
+    @staticmethod
+    def _table(made: Sequence[Explanation]) -> str:
         header = ("image", "predicted", "insertion (high)", "deletion (low)", "random map", "like random weights (low)")
         masked = ("map inside (area inside)",) if any(e.location for e in made) else ()
-        print(columns((*header, *masked, "verdict"), [
+        return columns((*header, *masked, "verdict"), [
             (e.prediction.name, str(e.prediction), f"{e.scores.insertion:.3f}", f"{e.scores.deletion:.3f}",
              f"{e.scores.random:.3f}", f"{e.random_correlation:+.2f}",
              *(f"{e.location.share:.0%} ({e.location.area:.0%})" for _ in masked if e.location), e.verdict)
             for e in made
-        ]))  # fmt: skip
-        refuse_failed(failed)
+        ])  # fmt: skip
 
     @staticmethod
     def _read(image: Image) -> tuple[str, Tensor]:

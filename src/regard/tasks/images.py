@@ -50,6 +50,8 @@ from regard.weights import Checkpoint, Run, Start, find_run, open_start
 
 SMALL_SIDE = 64
 """Pixels up to which pictures are small."""
+FEW = 5000
+"""Small pictures up to which no processes load them."""
 EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
@@ -119,7 +121,9 @@ class ImageTask(Task):
             raise ConfigError(what, do=f"choose {wanted} for {kind}")
         one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
         crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
-        in_memory = bool(dataset.cache) and (config.augment.crop or crop) not in CROPS
+        cropped = (config.augment.crop or crop) in CROPS
+        # A few small pictures are cropped sooner than a process starts.
+        in_memory = bool(dataset.cache) and (not cropped or (is_small(dataset) and len(dataset) <= FEW))
         # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
         forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
         workers = min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0

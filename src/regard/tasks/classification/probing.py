@@ -48,7 +48,7 @@ def probe(
     if out is not None:
         Run.require_new(Path(out))
     checkpoint, report = open_weights(run, **fields)
-    for line in report.lines() if report.format != "regard" or report.untrained else ():
+    for line in report.lines() if report.format != "regard" else ():  # a head is not used, trained or not
         progress.say(line)
     predictor = Classifier(checkpoint, device)
     dataset = read_images(data, progress)
@@ -102,7 +102,7 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
         raise DataError(
             "the model was trained or chosen on every one of the test images",
             where=dataset.source.name,
-            do="give other data, or the splits that the run had",
+            do="give data that it has not seen; a part that is called test is never trained on",
         )
     if folder:
         left = len(parts["test"]) - len(new)

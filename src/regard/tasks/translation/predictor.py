@@ -85,6 +85,9 @@ class Translator:
         source, target = self.languages
         return f"Translator({type(self.model).__name__}, {source} to {target}, {self.tokenizers.target.size:,} tokens)"
 
+    def require_answers(self) -> None:
+        """It always has some."""
+
     def data_settings(self, data: str | Path) -> dict[str, Any]:
         """The languages that the model translates from and to, whatever the order of columns or names of files."""
         return {} if self.languages == UNKNOWN else dict(zip(UNKNOWN, self.languages, strict=True))
