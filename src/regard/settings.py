@@ -182,7 +182,7 @@ class ImageData(Data):
     )
     images: int | None = setting(
         None,
-        "Use only this many training images, the same number per class; smaller subsets are nested in larger ones.",
+        "Use only this many training images, as many of each class, if any; smaller subsets are nested in larger ones.",
         least=1,
     )
 

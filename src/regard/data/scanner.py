@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.console import columns
 from regard.data.dataset import UNUSED, listed
 from regard.data.source import Files, Source
-from regard.errors import DataError
+from regard.errors import DataError, counted
 
 CACHE_SIDE = 96
 CACHE_BYTES = 2**30
@@ -90,8 +90,8 @@ class ImageDataset:
 
     def summary(self) -> str:
         source = self.source
-        classes = f"{len(source.classes)} classes" if source.labelled else "labels not used"
-        return f"{source.kind} ({source.why}), {len(source.samples):,} images, {classes}"
+        classes = counted(len(source.classes), "classes") if source.labelled else "labels not used"
+        return f"{source.kind} ({source.why}), {counted(len(source.samples), 'images')}, {classes}"
 
     def warnings(self, splits: Sequence[str]) -> list[str]:
         counts = (

@@ -220,7 +220,7 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
     """Train, from the saved state if there is one."""
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     some = "" if trained == task.parameters else f", {trained:,} trained"
-    many = f" and {world.size - 1} more processes" if world.size > 1 else ""
+    many = f" with {world.size} processes" if world.size > 1 else ""
     name = task.job.config.model.model
     progress.say(
         f"{name}: {task.parameters:,} parameters{some}, {task.input_words}, on {task.device}{many}; "

@@ -32,7 +32,7 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.errors import ConfigError
+from regard.errors import ConfigError, counted
 from regard.explain import (
     Explanation,
     attends,
@@ -63,7 +63,7 @@ def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Im
         dataset = scan(source, lambda done, total: tick(done))
     dataset.path = str(data)
     if source.ignored:
-        progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
+        progress.say(f"not part of the data: {counted(len(source.ignored), 'files')} (`regard check` lists them)")
     return dataset
 
 

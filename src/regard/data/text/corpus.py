@@ -144,11 +144,12 @@ class TextDataset:
         sizes, bad = Counter(self.splits), Counter(t.split for t in self.trouble)
         lengths = {name: [len(self.sources[i].split()) for i in self.index(name)] for name in names}
         rows = [(n or "all", sizes[n], f"{np.mean(lengths[n] or [0]):.1f}", max(lengths[n] or [0])) for n in names]
-        parts = [f"{self.source} → {self.target}: {self.why}", ""]
+        parts = [f"{self.source} → {self.target}", ""]
         parts += [columns(("split", "pairs", "words", "longest"), rows), ""]
         parts.append(f"pairs that occur more than once: {self.duplicates()}")
         for name, counts in self.overlap().items():
-            parts.append(f"of {name}, also in train (leaks): {counts['pairs']} pairs, {counts['sources']} sources")
+            parts.append(f"of {name}, also in train (leaks): {counted(counts['pairs'], 'pairs')}, "
+                         f"{counted(counts['sources'], 'sources')}")  # fmt: skip
         for kind, count in Counter(t.kind for t in self.trouble).items():
             parts.append(f"pairs left out, {kind}: {count}")
             parts += listed([str(t) for t in self.trouble if t.kind == kind])

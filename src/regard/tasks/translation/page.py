@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from regard.data.text.corpus import leak_lines
+from regard.errors import counted
 from regard.report import figures
 from regard.report.page import table
 from regard.report.word_explorer import word_explorer
@@ -30,7 +31,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     curves = figures.losses(run.read_rows("metrics.csv"), summary["best_epoch"], "nats per token", smoothed)
     write_text(run.path / "figures" / "curves.svg", curves)
     bleu, (source, target) = summary["figures"]["bleu"], data["languages"]
-    on = f"on {bleu['n']:,} sentences of {summary['split']}"
+    on = f"on {counted(bleu['n'], 'sentences')} of {summary['split']}"
     sets = {summary["split"]: summary, **summary["others"]}
     return Page(
         title=f"{config.model.model} on {data['name']}, {source} to {target}",
@@ -84,6 +85,7 @@ def _examples(run: Run) -> str:
         table(
             ("source", "translation", "reference"),
             [(r["source"], r["translation"], r["reference"]) for r in chosen],
+            wrap=True,
         )
     )
 

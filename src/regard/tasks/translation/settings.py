@@ -13,6 +13,8 @@ from regard.languages import looks_parallel
 from regard.settings import Data, Group, RunConfig, setting
 
 LARGE = 300_000  # pairs
+DECIMALS = {"bleu": 2, "chrf": 2}
+"""Of figures from 0 to 100, as they are printed."""
 
 
 @dataclass(frozen=True)
