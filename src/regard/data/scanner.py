@@ -95,11 +95,11 @@ class ImageDataset:
 
     def warnings(self, splits: Sequence[str]) -> list[str]:
         counts = (
-            (len(self.unreadable), "images cannot be read and are left out"),
-            (len(self.crossing(splits)), "images occur in more than one split"),
-            (len(self.groups_across_splits(splits)), "patients have images in more than one split"),
+            (len(self.unreadable), "images that cannot be read, and are left out"),
+            (len(self.crossing(splits)), "images in more than one split"),
+            (len(self.groups_across_splits(splits)), "patients with images in more than one split"),
         )
-        return [f"{count} {what} (data.json lists them)" for count, what in counts if count]
+        return [f"{what}: {count:,} (data.json lists them)" for count, what in counts if count]
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         classes = self.source.classes

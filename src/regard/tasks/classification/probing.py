@@ -95,7 +95,7 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
         )
     progress.say(f"splits: {note}")
     if leaks := len(dataset.crossing(names)):
-        progress.say(f"warning: {leaks} images stand in more than one split (`regard check` lists them)")
+        progress.say(f"warning: images in more than one split: {leaks} (`regard check` lists them)")
     seen = seen_samples(dataset, run, progress)
     new = [i for i in parts["test"] if i not in seen]
     if not new:

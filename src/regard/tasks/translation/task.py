@@ -148,7 +148,7 @@ class Task(BaseTask):
         left_out = len(self._training_loader(ALONE).left_out)
         if left_out:
             longest = self.config.data.max_length
-            progress.say(f"{left_out:,} training pairs have more than {longest} tokens and are not trained on")
+            progress.say(f"training pairs of more than {longest} tokens, which are not trained on: {left_out:,}")
 
     @property
     def input_words(self) -> str:
