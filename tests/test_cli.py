@@ -40,7 +40,7 @@ def test_one_damaged_file_does_not_lose_the_others(cli, run_folder, digit_files,
     (tmp_path / "in" / "2.png").write_bytes(b"broken")
     code, _, err = cli("predict", run_folder, tmp_path / "in", "--out", tmp_path / "a.csv")
     assert code == 2
-    assert "1 inputs could not be read (any others are done)" in err
+    assert "1 input could not be read (any others are done)" in err
     assert "2.png" in err
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 5
     code, out, err = cli("explain", run_folder, tmp_path / "in", "--out", tmp_path / "why.png")
@@ -303,3 +303,25 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
     assert "blocks" in flags(resnet)
     assert "patch" not in flags(resnet)
     assert "fill" in cli("pretrain", "--help")[1]
+
+
+def test_explain_prints_no_table_of_nothing(cli, run_folder, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"broken")
+    code, out, err = cli("explain", run_folder, tmp_path / "broken.png", "--out", tmp_path / "why.png")
+    assert (code, out) == (2, "")
+    assert "1 input could not be read" in err
+
+
+def test_a_name_longer_than_any_file_has_is_no_traceback(cli, run_folder):
+    for words in (("predict", run_folder, "가" * 100), ("eval", "가" * 100, "digits"), ("train", "가" * 100)):
+        code, _, err = cli(*words)
+        assert code == 2
+        assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize("flags", [("--size", 0), ("--size", 16, 0), ("--patch", 0), ("--width", 0), ("--heads", -1)])
+def test_sizes_below_one_are_refused_before_any_data_is_read(cli, flags):
+    code, _, err = cli("train", "digits", *flags)
+    assert code == 2
+    assert f"{flags[0][2:]} must be at least 1" in err
+    assert "reading" not in err

@@ -2,10 +2,11 @@
 
 import copy
 import json
+import re
 
 import pytest
 
-from regard.config import change, make, to_dict
+from regard.config import change, fit_value, make, to_dict
 from regard.errors import ConfigError, RegardError, did_you_mean
 from regard.networks.vit.config import ViTConfig
 
@@ -57,3 +58,11 @@ def test_an_error_says_what_where_and_what_to_do():
 
 def test_far_misses_get_the_whole_list():
     assert did_you_mean("zzz", ["vit", "swin"]) == "choose from swin, vit"
+
+
+def test_what_fits_is_said_in_words_not_in_types():
+    for hint, words in {int: "a whole number", bool | None: "True or False", tuple[int, ...] | None: "several"}.items():
+        with pytest.raises(ConfigError) as caught:
+            fit_value("x", hint, "field", None)
+        assert words in str(caught.value)
+        assert not re.search(r"tuple|None|int\b|\||Union", str(caught.value))

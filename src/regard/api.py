@@ -211,21 +211,29 @@ def check(data: str | Path, quiet: bool = False, **settings: Any) -> Dataset:
 
 
 def evaluate(
-    run: str | Path, data: str | Path, *, split: str | None = None, quiet: bool = False, **options: Any
+    run: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **options: Any,
 ) -> Result:
-    """Figures of a trained model on data.
+    """Figures of a trained model on data. `out` is a new folder for evaluation.json and predictions.csv.
 
     Which samples: those of `split`, or "all". If not said, the test split if the data has one, else everything, but
     never a sample that the run trained on or chose its weights by. Options by task: of images `mirror`, the mean over
-    each image and its mirror image; of sentences `beam_size` and `length_penalty`.
+    each image and its mirror image; of sentences `beam_size` and `length_penalty` (the run's own if not said), and
+    `source` and `target`, where the data calls the languages otherwise.
     """
-    return using.evaluate(run, data, split=split, quiet=quiet, **options)
+    return using.evaluate(run, data, split=split, out=out, quiet=quiet, **options)
 
 
 def compare(first: str | Path, *others: str | Path) -> dict[str, dict[str, Comparison]]:
     """Whether other runs are better than a first one: paired tests on the samples that all were tested on.
 
-    By run and figure: the difference with a 95 % interval, and p values.
+    By run and figure: the difference with a 95 % interval, p values, and a `verdict()` in words. In place of a run, a
+    folder that `evaluate(…, out=…)` made.
     """
     return using.compare(first, *others)
 

@@ -80,8 +80,28 @@ def fit_value(value: Any, hint: Any, name: str, where: object) -> Any:
             return None
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint).replace("typing.", "")
-    raise ConfigError(f"{name} cannot be {value!r}", where=where, do=f"give it a value of type {wanted}")
+    raise ConfigError(f"{name} cannot be {value!r}", where=where, do=f"give it {in_words(hint)}")
+
+
+NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def in_words(hint: Any) -> str:
+    """What fits a type, for people.
+
+    >>> in_words(int | None), in_words(float), in_words(int | tuple[int, ...]), in_words(int | Literal["auto"])
+    ('a whole number', 'a number', 'a whole number or several', 'a whole number or auto')
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        options = [option for option in args if option is not type(None)]
+        many = [n > 0 and get_origin(option) is tuple for n, option in enumerate(options)]
+        return " or ".join("several" if m else in_words(option) for m, option in zip(many, options, strict=True))
+    if origin is Literal:
+        return " or ".join(map(str, args))
+    if origin is tuple:
+        return f"several values, each {in_words(args[0])}"
+    return NAMES.get(hint, f"a value of type {getattr(hint, '__name__', hint)}")
 
 
 def require_positive(config: Any, *names: str) -> None:

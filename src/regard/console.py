@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -111,4 +112,6 @@ def interval(figure: Mapping[str, Any], form: str = ".4f") -> str:
     ('0.25 to 0.50', '–')
     """
     low, high = figure["low"], figure["high"]
-    return "–" if low is None or high is None else f"{low:{form}} to {high:{form}}"
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return "–"
+    return f"{low:{form}} to {high:{form}}"

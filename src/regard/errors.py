@@ -48,7 +48,7 @@ def refuse_failed(failed: list[DataError]) -> None:
     """After the good ones are done: which inputs could not be read, as one error."""
     if failed:
         lines = "\n".join(f"    {error.where}: {error.what}" for error in failed)
-        raise DataError(f"{len(failed)} inputs could not be read (any others are done):\n{lines}")
+        raise DataError(f"{counted(len(failed), 'inputs')} could not be read (any others are done):\n{lines}")
 
 
 def missing(package: str, extra: str) -> ConfigError:
@@ -58,6 +58,16 @@ def missing(package: str, extra: str) -> ConfigError:
     "pip install 'regard[text]'"
     """
     return ConfigError(f"{package} is not installed", do=f"pip install 'regard[{extra}]'")
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its word, which is given in the plural.
+
+    >>> counted(1, "pairs"), counted(1, "classes"), counted(1, "processes"), counted(1200, "pairs")
+    ('1 pair', '1 class', '1 process', '1,200 pairs')
+    """
+    one = word[:-2] if word.endswith("sses") else word.removesuffix("s")
+    return f"{number:,} {one if number == 1 else word}"
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

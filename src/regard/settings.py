@@ -19,6 +19,9 @@ from regard import registry
 from regard.config import fit_value
 from regard.errors import ConfigError, did_you_mean
 
+POSITIVE = frozenset({"size", "patch", "channels", "width", "depth", "heads", "mlp"})
+"""Fields of models that are numbers of at least 1."""
+
 Origin = Literal["default", "recipe", "weights", "flag", "auto"]
 
 
@@ -182,7 +185,7 @@ class ImageData(Data):
     )
     images: int | None = setting(
         None,
-        "Use only this many training images, the same number per class; smaller subsets are nested in larger ones.",
+        "Use only this many training images, as many of each class, if any; smaller subsets are nested in larger ones.",
         least=1,
     )
 
@@ -321,6 +324,7 @@ class RunConfig:
             elif name in shape:
                 held = changed.setdefault("model", {}).setdefault("shape", dict(self.model.shape))
                 held[name] = None if value is None else fit_value(value, _loose(shape[name]), name, where)
+                _check_positive(name, held[name])
             else:
                 raise ConfigError(
                     f"{self.task_name or 'a run'} has no setting {name!r}",
@@ -378,6 +382,13 @@ class RunConfig:
             raise ConfigError(error.what, where=where, do=error.do) from None
         except (TypeError, KeyError, AttributeError, ValueError):
             raise ConfigError("the settings are damaged", where=where) from None
+
+
+def _check_positive(name: str, value: Any) -> None:
+    """What no network can have none of, refused before any data is read."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    if name in POSITIVE and any(isinstance(number, int) and number < 1 for number in numbers):
+        raise ConfigError(f"{name} must be at least 1, not {' '.join(map(str, numbers))}")
 
 
 def _loose(kind: Any) -> Any:

@@ -104,6 +104,10 @@ class Predictor(Protocol):
         """Predictions in the order of the inputs, in batches."""
         ...
 
+    def require_answers(self) -> None:
+        """An error if there is nothing to predict."""
+        ...
+
     def data_settings(self, data: str | Path) -> dict[str, Any]:
         """The settings by which other data is read as the model's own was."""
         ...

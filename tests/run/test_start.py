@@ -3,14 +3,16 @@
 import pytest
 
 import regard
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RunError
 
 
-def test_resuming_refuses_what_would_be_ignored(run_folder, tmp_path):
+def test_resuming_refuses_what_would_be_ignored(run_folder, picture_folder):
     with pytest.raises(ConfigError, match="resume needs the run folder"):
         regard.train("digits", resume=True, quiet=True)
     with pytest.raises(ConfigError, match="begun with lr="):
         regard.train("digits", out=run_folder, resume=True, lr=0.5, quiet=True)
+    with pytest.raises(RunError, match="the data has changed"):
+        regard.train(picture_folder, out=run_folder, resume=True, quiet=True)
     with pytest.raises(ConfigError, match="a run of classification, not of translation"):
         regard.train("dates", out=run_folder, resume=True, quiet=True)
     with pytest.raises(ConfigError, match="a dry run resumes nothing"):

@@ -184,3 +184,37 @@ def test_runs_that_cannot_be_compared_say_why(weaker, tmp_path):
         regard.compare(weaker, other)
     with pytest.raises(ConfigError, match="nothing to compare with"):
         regard.compare(weaker)
+
+
+def test_what_evaluations_wrote_is_compared_too(run_folder, weaker, tmp_path, cli):
+    """On any split, in words, with the direction of each figure."""
+    for run, name in ((weaker, "a"), (run_folder, "b")):
+        code, _, err = cli("eval", run, "digits", "--split", "train", "--out", tmp_path / name, "--quiet")
+        assert code == 0, err
+        held = {path.name for path in (tmp_path / name).iterdir()}
+        assert held == {"evaluation.json", "data.json", "predictions.csv"}
+    made = regard.compare(tmp_path / "a", tmp_path / "b")[str(tmp_path / "b")]
+    rows = Run(tmp_path / "a").read_rows("predictions.csv")
+    assert made["accuracy"].difference.n == len(rows) > 1000
+    code, out, _ = cli("compare", tmp_path / "a", tmp_path / "b")
+    assert code == 0
+    better = f"{made['accuracy'].difference.value:.4f}"
+    assert f"{tmp_path / 'b'}, accuracy: better by {better}, 95 % interval " in out
+    assert f"{tmp_path / 'b'}, log_loss: better by {-made['log_loss'].difference.value:.4f}" in out
+    assert "accuracy: worse by" in cli("compare", tmp_path / "b", tmp_path / "a")[1]
+    assert "accuracy: no clear difference: +0.0000" in cli("compare", tmp_path / "b", tmp_path / "b")[1]
+    with pytest.raises(ConfigError, match=r"not tested on the same samples(.|\n)*--out FOLDER"):
+        regard.compare(tmp_path / "a", run_folder)
+    code, _, err = cli("eval", weaker, "digits", "--out", tmp_path / "a")
+    assert code == 2
+    assert "reading" not in err
+
+
+def test_a_folder_of_seeds_says_which_runs_it_holds(weaker, tmp_path, cli):
+    for name in ("seed0", "seed1"):
+        shutil.copytree(weaker, tmp_path / "all" / name)
+    for words in (("compare", weaker, tmp_path / "all"), ("predict", tmp_path / "all", "a.png")):
+        code, _, err = cli(*words)
+        assert code == 2
+        assert f"2 runs of different seeds\n  where: {tmp_path / 'all'}\n  to do: give one of them: " in err
+        assert str(tmp_path / "all" / "seed1") in err

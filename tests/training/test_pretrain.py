@@ -243,3 +243,35 @@ def test_a_dry_run_writes_nothing(pictures, tmp_path, capsys):
     quick(pictures, tmp_path / "run", dry_run=True)
     assert "steps" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+def test_a_handful_of_pictures_is_trained_on_to_the_report(tmp_path, cli):
+    """One of them is left for validation: a figure without an interval."""
+    data = make_folder(tmp_path / "few", per_class=5)
+    flags = ("--depth", 1, "--size", 16, "--epochs", 1, "--decoder-depth", 1, "--explain", 1, "--out", tmp_path / "run")
+    code, out, err = cli("pretrain", data, *flags)
+    assert code == 0, err
+    assert "(95 % interval –, n=1)" in out
+    assert settings_of(tmp_path / "run")["workers"]["value"] == 0, "a process takes longer to start than to crop these"
+    code, _, err = cli("pretrain", data, *flags, "--seeds", 2)
+    assert code == 2
+    assert "no flag --seeds" in err
+    with pytest.raises(ConfigError, match="no setting 'seeds'"):
+        regard.pretrain(data, seeds=2)
+
+
+def test_what_uses_the_features_says_nothing_of_a_head(finished, pictures, picture_folder, tmp_path, cli):
+    code, _, err = cli("inspect", finished.path, pictures / "00.png", "--out", tmp_path / "inside.png")
+    assert (code, "head" in err) == (0, False)
+    code, _, err = cli("probe", finished.path, picture_folder, "--methods", "neighbours", "--neighbours", 3)
+    assert (code, "head" in err) == (0, False)
+
+
+def test_on_its_own_pictures_there_is_advice_that_can_be_followed(finished, pictures, picture_folder, tmp_path, cli):
+    code, _, err = cli("eval", finished.path, pictures, "--split", "all")
+    assert code == 2
+    assert "there is nothing to predict" in err
+    assert "reading" not in err
+    run = quick(picture_folder, tmp_path / "run", epochs=1, explain=0)
+    with pytest.raises(DataError, match="a part that is called test is never trained on"):
+        regard.probe(run.path, picture_folder, quiet=True)

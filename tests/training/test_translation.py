@@ -40,6 +40,7 @@ def test_it_learns_and_its_folder_says_all(translation_run):
     page = (translation_run.path / "report.html").read_text(encoding="utf-8")
     assert "BLEU" in page
     assert rows[0]["reference"] in page
+    assert '<table class="wrap"><thead><tr><th>source' in page, "sentences are broken into lines, not cut off"
     assert len(translation_run.read_json("explain/words.json")) == 2
     assert 'id="words-data"' in page
     assert "exact" in (translation_run.path / "model_card.md").read_text(encoding="utf-8").lower()
@@ -249,20 +250,23 @@ def test_the_command_line(translation_run, pairs_folder, tmp_path, cli, monkeypa
     assert "  " in cli("predict", str(translation_run.path), "one", "--best", "2")[1]
     code, _, err = cli("predict", str(translation_run.path), "missing.txt")
     assert code == 2
-    assert "cannot be read" in err
+    assert "no such file" in err
     assert cli("predict", str(translation_run.path), "one two three " * 40 + "file.txt")[0] == 0
-    monkeypatch.setattr("sys.stdin", io.StringIO("two\nthree\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"two\nthree\n")))
     assert cli("predict", str(translation_run.path), "-")[1].split() == ["zwei", "drei"]
     code, out, err = cli("eval", str(translation_run.path), str(pairs_folder), "--quiet")
     assert code == 0, err
     assert "bleu" in out
     assert "nrefs:1" in out
-    assert "pairs left out: 0" in cli("check", str(pairs_folder))[1]
+    assert re.search(r"bleu +\d+\.\d\d +\d+\.\d\d to", out)
+    code, out, err = cli("check", str(pairs_folder))
+    assert "pairs left out: 0" in out
+    assert (out + err).count("with partners in de") == 1
     assert "de → en" in cli("check", str(pairs_folder), "--source", "de", "--target", "en")[1]
     code, _, err = cli("predict", str(translation_run.path))
     assert code == 2
     assert "no sentences" in err
-    assert "difference" in cli("compare", str(translation_run.path), str(translation_run.path))[1]
+    assert "bleu: no clear difference: +0.00," in cli("compare", translation_run.path, translation_run.path)[1]
     assert cli("compare", str(translation_run.path))[0] == 2
     assert cli("report", str(translation_run.path))[0] == 0
     code, out, err = cli("explain", str(translation_run.path), "one two", "three", "--out", tmp_path / "why.png")
@@ -273,3 +277,15 @@ def test_the_command_line(translation_run, pairs_folder, tmp_path, cli, monkeypa
     code, out, err = cli("inspect", str(translation_run.path), "--out", tmp_path / "inside.png")
     assert code == 2
     assert "for networks that take images" in err
+
+
+def test_validation_data_inside_training_data_is_told_everywhere(tmp_path, capsys):
+    data = write_pairs(tmp_path / "data", 150)
+    for language in ("en", "de"):
+        lines = (data / f"train.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
+        (data / f"val.{language}").write_text("".join(lines[:10]), encoding="utf-8")
+    run = regard.train(data, **SMALL_TRANSLATOR | {"quiet": False, "explain": 0}, steps=1, out=tmp_path / "run")
+    line = "10 pairs of val and 10 source sentences are in train too: weights are chosen by training sentences"
+    assert f"warning: {line}\n" in capsys.readouterr().err
+    for name in ("report.html", "model_card.md"):
+        assert line in (run.path / name).read_text(encoding="utf-8")

@@ -52,6 +52,11 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
+    except OSError as error:  # a name too long for a file, a folder that may not be read, a full disk
+        if debug:
+            raise
+        print(f"error: {RegardError(error.strerror or str(error), where=error.filename)}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _overview() -> str:

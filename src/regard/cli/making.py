@@ -32,7 +32,7 @@ class Demo:
     out: str | None = None
     """Run folder to make."""
     epochs: int | None = None
-    """Passes over the training images; fewer is quicker and worse."""
+    """Passes over the training data; fewer is quicker and worse."""
     seed: int = 0
     """Seed of weights, order and augmentation."""
     quiet: Quiet = False
@@ -79,8 +79,6 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     from regard import api
 
     if command == "pretrain":
-        if seeds != 1:
-            raise ConfigError("--seeds is for `regard train`", do="leave it out")
         made = api.pretrain(data, dry_run=dry_run, **same, **given)
     else:
         made = api.train(data, seeds=seeds, dry_run=dry_run, **same, **given)
@@ -249,7 +247,7 @@ def tell_run(run: Any) -> None:
         return  # of several processes, the first one speaks
     summary = run.read_json("summary.json")
     for name in summary["headline"]:
-        figure = summary["figures"][name]
-        print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
-              f"(95 % interval {interval(figure)}, n={figure['n']})")  # fmt: skip
+        figure, form = summary["figures"][name], f".{tasks.find(summary['task']).decimals(name)}f"
+        print(f"{name.replace('_', ' ')} {figure['value']:{form}} "
+              f"(95 % interval {interval(figure, form)}, n={figure['n']})")  # fmt: skip
     print(run.path / "report.html")

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from regard import tasks
 from regard.cli.flags import Parser, add_options, checked_options, parse
 from regard.cli.making import Quiet, require_path
-from regard.console import Progress, columns
+from regard.console import Progress, columns, interval
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
 
 
@@ -22,15 +22,15 @@ def _options(parser: Parser, kind: str) -> None:
     add_options(parser, ((group.title, group) for group in groups))
 
 
-def _of_task(run: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options for the run's task; the others are refused."""
+def _of_task(run: str, kind: str, given: dict[str, Any]) -> tuple[tasks.Entry, dict[str, Any]]:
+    """The run's task and the options for it; the others are refused."""
     require_path(run)
     entry = tasks.of_run(run)
     if entry is None:
         from regard.run.using import task_of
 
         entry = task_of(run)
-    return checked_options(getattr(entry.settings, kind), given, entry.name)
+    return entry, checked_options(getattr(entry.settings, kind), given, entry.name)
 
 
 def run_eval(words: Sequence[str]) -> None:
@@ -40,24 +40,29 @@ def run_eval(words: Sequence[str]) -> None:
     parser.add_argument("data", help="Data with labels, or with references.")
     help = "train, val, test, all, or a test set's name. Default: the test split, else all that the run has not seen."
     parser.add_argument("--split", metavar="SPLIT", help=help)
-    parser.add_argument("--out", metavar="FILE", help="Write the figures to this .json.")
+    help = "Folder to make for figures and predictions, which `regard compare` reads; or a .json for the figures."
+    parser.add_argument("--out", metavar="PATH", help=help)
     _options(parser, "EvalOptions")
     given = parse(parser, words)
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
     split, quiet = given.pop("split", None), given.pop("quiet", False)
-    if out and Path(out).suffix != ".json":
-        raise ConfigError(f"figures are not written as {Path(out).suffix or 'nothing'}", do="end --out in .json")
-    options = _of_task(run, "EvalOptions", given)
+    if out and Path(out).suffix not in (".json", ""):
+        do = "give --out a folder, or end it in .json"
+        raise ConfigError(f"figures are not written as {Path(out).suffix}", do=do)
+    entry, options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api
     from regard.weights import to_json, write_text
 
-    result = api.evaluate(run, data, split=split, quiet=quiet, **options)
-    if out:
-        write_text(Path(out), to_json(result.to_json()))
-    print(columns(("figure", "value", "95 % interval", "n"), [
-        (name, f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}") for name, f in result.figures.items()
-    ]))  # fmt: skip
+    file = Path(out) if out and Path(out).suffix else None
+    result = api.evaluate(run, data, split=split, out=None if file else out, quiet=quiet, **options)
+    if file:
+        write_text(file, to_json(result.to_json()))
+    rows = list[tuple[str, ...]]()
+    for name, figure in result.figures.items():
+        form = f".{entry.decimals(name)}f"
+        rows.append((name, f"{figure.value:{form}}", interval(figure._asdict(), form), f"{figure.n:,}"))
+    print(columns(("figure", "value", "95 % interval", "n"), rows))
     if more := result.describe():
         print(f"\n{more}")
 
@@ -69,7 +74,10 @@ def run_predict(words: Sequence[str]) -> None:
         "run", help="Run folder or checkpoint file; for translation also the folder of an Opus-MT model."
     )
     parser.add_argument(
-        "inputs", nargs="*", help="Files, folders or globs; sentences, text files, or - for what is piped in."
+        "inputs",
+        nargs="*",
+        help="Files, folders or globs of images. For translation: sentences, text files (one "
+        "sentence per line; a word without spaces that looks like a path must be one), or - for what is piped in.",
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")
@@ -79,7 +87,7 @@ def run_predict(words: Sequence[str]) -> None:
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
-    options = _of_task(run, "PredictOptions", given)
+    _, options = _of_task(run, "PredictOptions", given)
     from regard import api
 
     predictor: Any = api.load(run, quiet=quiet)
@@ -116,7 +124,7 @@ def run_explain(words: Sequence[str]) -> None:
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
-    options = _of_task(run, "ExplainOptions", given)
+    _, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
 
@@ -132,20 +140,27 @@ class Compare:
     """Whether runs are better than a first one, by paired tests on the same samples."""
 
     runs: Positional[tuple[str, ...]]
-    """Run folders; all others are compared with the first."""
+    """Run folders, or folders of `regard eval --out`; all others are compared with the first."""
 
     def run(self) -> None:
         for run in self.runs:
             require_path(run)
         from regard import api
+        from regard.run.using import predicted_by
 
-        rows = [
-            (other, name, f"{c.difference.value:+.4f}", f"{c.difference.low:+.4f} to {c.difference.high:+.4f}",
-             ", ".join(f"{test} {p:.4f}" for test, p in c.tests.items()))
-            for other, figures in api.compare(*self.runs).items() for name, c in figures.items()
-        ]  # fmt: skip
+        rows, verdicts = list[tuple[str, ...]](), list[str]()
+        for other, figures in api.compare(*self.runs).items():
+            entry = predicted_by(other)[1]
+            for name, made in figures.items():
+                decimals = entry.decimals(name)
+                form, difference = f"+.{decimals}f", made.difference
+                tests = ", ".join(f"{test} {p:.4f}" for test, p in made.tests.items())
+                shown = interval(difference._asdict(), form)
+                rows.append((other, name, f"{difference.value:{form}}", shown, tests))
+                verdicts.append(f"{other}, {name}: {made.verdict(decimals)}")
         print(f"difference to {self.runs[0]}")
         print(columns(("run", "figure", "difference", "95 % interval", "p"), rows))
+        print("", *verdicts, sep="\n")
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.console import columns
 from regard.data.dataset import UNUSED, listed
 from regard.data.source import Files, Source
-from regard.errors import DataError
+from regard.errors import DataError, counted
 
 CACHE_SIDE = 96
 GREY = "RGB, all grey"
@@ -94,16 +94,16 @@ class ImageDataset:
 
     def summary(self) -> str:
         source = self.source
-        classes = f"{len(source.classes)} classes" if source.labelled else "labels not used"
-        return f"{source.kind} ({source.why}), {len(source.samples):,} images, {classes}"
+        classes = counted(len(source.classes), "classes") if source.labelled else "labels not used"
+        return f"{source.kind} ({source.why}), {counted(len(source.samples), 'images')}, {classes}"
 
     def warnings(self, splits: Sequence[str]) -> list[str]:
         counts = (
-            (len(self.unreadable), "images cannot be read and are left out"),
-            (len(self.crossing(splits)), "images occur in more than one split"),
-            (len(self.groups_across_splits(splits)), "patients have images in more than one split"),
+            (len(self.unreadable), "images that cannot be read, and are left out"),
+            (len(self.crossing(splits)), "images in more than one split"),
+            (len(self.groups_across_splits(splits)), "patients with images in more than one split"),
         )
-        return [f"{count} {what} (data.json lists them)" for count, what in counts if count]
+        return [f"{what}: {count:,} (data.json lists them)" for count, what in counts if count]
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         classes = self.source.classes

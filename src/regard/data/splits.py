@@ -54,11 +54,12 @@ def keep_some(dataset: Dataset, names: list[str], count: int, seed: int) -> list
     pool = np.array([i for i, name in enumerate(names) if name == "train"])
     strata = np.array(dataset.strata())[pool]
     if not len(set(strata.tolist())) <= count <= len(pool):
-        word = dataset.samples_word
+        word, least = dataset.samples_word, len(set(strata.tolist()))
+        classes = f", of {least} classes" if least > 1 else ""
         raise DataError(
-            f"{count} training {word} cannot be drawn: there are {len(pool)}, of {len(set(strata.tolist()))} classes",
+            f"{count} training {word} cannot be drawn: there are {len(pool)}{classes}",
             where=dataset.name,
-            do=f"give --{word} a number between these two",
+            do=f"give --{word} a number from {least} to {len(pool)}",
         )
     chance = uniforms(seed, 0, pool, 1, use=5)[:, 0]
     rank = np.empty(len(pool), dtype=np.int64)  # every stratum's first comes before any stratum's second

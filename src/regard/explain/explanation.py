@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
+from regard.config import in_words
 from regard.errors import ConfigError, did_you_mean
 from regard.explain import methods
 from regard.explain.draw import draw
@@ -233,7 +234,7 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
             )
         kind = bool if name == "identity" else int
         if type(options[name]) is not kind and options[name] is not None:
-            raise ConfigError(f"{name}={options[name]!r} does not fit", do=f"give a value of type {kind.__name__}")
+            raise ConfigError(f"{name}={options[name]!r} does not fit", do=f"give it {in_words(kind)}")
     if model is not None and method not in sensible(model):
         lacks = "tokens in their places" if method == "grad_cam" else "attention"
         raise ConfigError(

@@ -17,6 +17,26 @@ class Comparison(NamedTuple):
 
     difference: Figure
     tests: dict[str, float]
+    less_is_better: bool = False
+
+    def verdict(self, decimals: int = 4) -> str:
+        """Whether the second is better: where the interval and the first test (at 0.05) both say so.
+
+        >>> Comparison(Figure(1.2, 0.3, 2.1, 90), {}).verdict(1)
+        'better by 1.2, 95 % interval 0.3 to 2.1'
+        >>> Comparison(Figure(1.2, 0.3, 2.1, 90), {}, less_is_better=True).verdict(1)
+        'worse by 1.2, 95 % interval 0.3 to 2.1'
+        >>> Comparison(Figure(0.2, -0.3, 0.7, 90), {"randomisation": 0.4}).verdict(1)
+        'no clear difference: +0.2, 95 % interval -0.3 to +0.7, randomisation p 0.400'
+        """
+        value, low, high, _ = self.difference
+        test, p = next(iter(self.tests.items()), ("", 0.0))
+        if not (low > 0 or high < 0) or p > 0.05:
+            form, chance = f"+.{decimals}f", f", {test} p {p:.3f}" if test else ""
+            return f"no clear difference: {value:{form}}, 95 % interval {low:{form}} to {high:{form}}{chance}"
+        near, far = sorted((abs(low), abs(high)))
+        word = "better" if (value > 0) != self.less_is_better else "worse"
+        return f"{word} by {abs(value):.{decimals}f}, 95 % interval {near:.{decimals}f} to {far:.{decimals}f}"
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:

@@ -6,6 +6,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from regard.errors import counted
 from regard.settings import RunConfig
 from regard.task import Page
 from regard.weights import Run, write_text
@@ -29,6 +30,7 @@ def _page(
     settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
     chosen = [row for row in settings if row[2] != "default"]
     rest = [row for row in settings if row[2] == "default"]
+    threads = counted(environment["threads"], "threads")
     why = "the last" if config.optim.choose == "last" else f"by validation {page.chosen_by}"
     parts = [
         f"<h1>{escape(page.title)}</h1>",
@@ -38,7 +40,7 @@ def _page(
             ("parameters", f"{summary['parameters']:,}"),
             ("training", duration(summary["seconds"])),
             ("weights kept", f"epoch {summary['best_epoch']} of {config.optim.epochs}, {why}"),
-            ("device", environment["accelerator"] or f"{environment['device']}, {environment['threads']} threads"),
+            ("device", environment["accelerator"] or f"{environment['device']}, {threads}"),
             *page.facts,
         ]),
         "<h2>Figures</h2>",
@@ -104,10 +106,12 @@ def _origin(run: Run) -> str:
     return f"**Pre-training.** Started from {told['source']} ({told['format']} names): {changed}.\n\n"
 
 
-def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+def table(header: tuple[str, ...], rows: list[tuple[Any, ...]], *, wrap: bool = False) -> str:
+    """A table of short values; with `wrap` of sentences, which are broken into lines."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="wrap"' if wrap else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def facts(pairs: list[tuple[str, str]]) -> str:

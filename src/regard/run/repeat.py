@@ -61,27 +61,29 @@ def spread(summaries: list[dict[str, Any]]) -> dict[str, Any]:
             "std": statistics.stdev(known) if len(known) > 1 else None,
             "values": values,
         }
-    return {"split": summaries[0]["split"], "runs": len(summaries), "figures": figures}
+    first = summaries[0]
+    return {"task": first["task"], "split": first["split"], "runs": len(summaries), "figures": figures}
 
 
 def table(summary: dict[str, Any]) -> str:
     """A summary over seeds for people.
 
     >>> figures = {"accuracy": {"mean": 0.96, "std": 0.02, "values": [0.94, 0.98]}}
-    >>> print(table({"seeds": [0, 1], "figures": figures}))
+    >>> print(table({"task": "classification", "seeds": [0, 1], "figures": figures}))
     figure    mean ± deviation  seed 0  seed 1
     accuracy  0.9600 ± 0.0200   0.9400  0.9800
     """
     header = ("figure", "mean ± deviation", *(f"seed {n}" for n in summary["seeds"]))
-    rows = [
-        (name, f"{_number(f['mean'])} ± {_number(f['std'])}", *map(_number, f["values"]))
-        for name, f in summary["figures"].items()
-    ]
+    rows, entry = list[tuple[str, ...]](), tasks.find(summary["task"])
+    for name, figure in summary["figures"].items():
+        form = f".{entry.decimals(name)}f"
+        mean, std, *values = (_number(value, form) for value in (figure["mean"], figure["std"], *figure["values"]))
+        rows.append((name, f"{mean} ± {std}", *values))
     return columns(header, rows)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def _claim(folder: Run, asked: dict[str, Any]) -> None:

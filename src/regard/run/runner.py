@@ -112,10 +112,13 @@ def resume_run(
     task_class = entry.load()
     with joined(torch.device(pick_device(config.machine.device)), config.machine.timeout) as world:
         progress = Progress(quiet or not world.first)
+        data = stored if data is None else str(data)
+        if data == stored and is_finished(opened, progress):
+            return opened
+        dataset = open_dataset(task_class, data, config, dataset, progress)
+        splits = stored_splits(opened, dataset)
         if is_finished(opened, progress):
             return opened
-        dataset = open_dataset(task_class, stored if data is None else data, config, dataset, progress)
-        splits = stored_splits(opened, dataset)
         state = load_state(opened.checkpoint("state"))
         weights = None if state else task_class.start(config, config.model.model, dataset)
         task = task_class(Job(config, origins, dataset, splits, "as they were", weights))
@@ -223,7 +226,7 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
     """Train, from the saved state if there is one."""
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     some = "" if trained == task.parameters else f", {trained:,} trained"
-    many = f" and {world.size - 1} more processes" if world.size > 1 else ""
+    many = f" with {world.size} processes" if world.size > 1 else ""
     name = task.job.config.model.model
     progress.say(
         f"{name}: {task.parameters:,} parameters{some}, {task.input_words}, on {task.device}{many}; "

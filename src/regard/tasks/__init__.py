@@ -41,6 +41,10 @@ class Entry:
     def recipes(self) -> dict[str, Any]:
         return self.settings.RECIPES
 
+    def decimals(self, figure: str) -> int:
+        """How many a figure is printed with: four, as of shares, unless the task says otherwise."""
+        return getattr(self.settings, "DECIMALS", {}).get(figure, 4)
+
     def load(self) -> type[Task]:
         return import_module(f"regard.tasks.{self.name}.task").Task
 

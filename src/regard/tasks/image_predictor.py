@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ Image = Any
 class ImagePredictor:
     """A trained model of images: images in, predictions and explanations out."""
 
+    has_head: ClassVar[bool] = True
+    """Whether it is used: one that was not trained is then reported."""
+
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         assert checkpoint.preparation is not None
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
@@ -65,7 +68,7 @@ class ImagePredictor:
         """From a run folder (its best weights) or a weights file of any known format."""
         given: dict[str, Any] = {} if heads is None else {"heads": heads}
         checkpoint, report = open_weights(path, **given)
-        for line in report.lines() if report.format != "regard" or report.untrained else ():
+        for line in report.lines() if report.format != "regard" or (cls.has_head and report.untrained) else ():
             progress.say(line)
         return cls(checkpoint, device)
 
@@ -210,10 +213,8 @@ class ImagePredictor:
                 except DataError as error:
                     failed.append(error)
                 tick(number + 1)
-        for page in draw_pages(made, out) if made else ():
-            print(page)
         if made:
-            print(columns(*explanation_table(made)))
+            print(*draw_pages(made, out), columns(*explanation_table(made)), sep="\n")
         refuse_failed(failed)
 
     @staticmethod

@@ -33,7 +33,7 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.errors import ConfigError
+from regard.errors import ConfigError, counted
 from regard.explain import (
     Explanation,
     attends,
@@ -50,6 +50,8 @@ from regard.tasks.small_data import SMALL_SIDE, Facts, choose_epochs, choose_mod
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start
 
+FEW = 5000
+"""Small pictures up to which no processes load them."""
 EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
@@ -61,7 +63,7 @@ def read_images(data: str | Path, progress: Progress, labels: bool = True) -> Im
         dataset = scan(source, lambda done, total: tick(done))
     dataset.path = str(data)
     if source.ignored:
-        progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
+        progress.say(f"not part of the data: {counted(len(source.ignored), 'files')} (`regard check` lists them)")
     return dataset
 
 
@@ -161,7 +163,9 @@ class ImageTask(Task):
             raise ConfigError(what, do=f"choose {wanted} for {kind}")
         one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
         crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
-        in_memory = bool(dataset.cache) and (config.augment.crop or crop) not in CROPS
+        cropped = (config.augment.crop or crop) in CROPS
+        # A few small pictures are cropped sooner than a process starts.
+        in_memory = bool(dataset.cache) and (not cropped or (max(map(max, dataset.sizes)) <= SMALL_SIDE and len(dataset) <= FEW))
         # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
         forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
         workers = min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0

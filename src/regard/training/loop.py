@@ -180,7 +180,7 @@ class Training:
             yield batch
 
     def _look(self) -> None:
-        """Was every step finite? One that was not has changed nothing, and its images are written down."""
+        """Was every step finite? One that was not has changed nothing, and its samples are written down."""
         flags = torch.stack([bad for bad, _ in self.unseen]).tolist()
         skipped, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
         for numbers in skipped:
@@ -189,8 +189,8 @@ class Training:
             if self.config.machine.nonfinite == "stop":
                 raise DivergedError(
                     f"loss or gradient is not a number in epoch {self.history.epoch}; that step was not made, and "
-                    f"trouble.json in the run folder names its images",
-                    do="look at these images; lower --lr, keep --clip on, or train in fp32; "
+                    f"trouble.json in the run folder names its samples",
+                    do="look at these samples; lower --lr, keep --clip on, or train in fp32; "
                     "`regard resume RUN --nonfinite skip` leaves such steps out",
                 )
 

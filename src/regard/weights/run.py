@@ -75,6 +75,9 @@ class Run:
         if not run.path.is_dir():
             raise RunError("there is no such run", where=run.path, do="give the folder that `regard train` made")
         if not (run.path / "config.json").is_file():
+            if seeds := sorted(folder.parent.name for folder in run.path.glob("seed*/config.json")):
+                do = f"give one of them: {', '.join(str(run.path / name) for name in seeds[:5])}"
+                raise RunError(f"the folder holds {len(seeds)} runs of different seeds", where=run.path, do=do)
             do = "give the folder that `regard train` made; it comes before the data"
             raise RunError("the folder is not a run: it has no config.json", where=run.path, do=do)
         return run

@@ -259,3 +259,16 @@ def test_multi30k_is_sound():
     ]
     assert not corpus.trouble
     assert corpus.overlap()["test_2016_flickr"] == {"pairs": 0, "sources": 0}
+
+
+def test_columns_called_by_their_role_say_the_direction(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("target\tsource\nEins.\tOne.\n", encoding="utf-8")
+    made = open_pairs(file)
+    assert (made.source, made.sources, made.targets) == ("source", ["One."], ["Eins."])
+    assert open_pairs(file, "en", "de").source == "en"
+
+
+def test_the_made_corpus_has_one_direction():
+    with pytest.raises(DataError, match="from en to de"):
+        open_pairs("dates", "de", "en")

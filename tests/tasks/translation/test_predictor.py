@@ -1,5 +1,8 @@
 """A translator: a stored Opus-MT model as transformers would run it, and the mean of a run's last epochs."""
 
+import json
+import re
+import shutil
 from typing import Any
 
 import pytest
@@ -7,6 +10,8 @@ import torch
 
 import regard
 from regard.errors import RunError
+from regard.explain import record_words
+from regard.tasks.translation.evaluation import make_search
 from regard.weights import average
 from tests.conftest import SMALL_TRANSLATOR, write_pairs
 from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
@@ -62,3 +67,58 @@ def test_the_mean_of_the_last_epochs_is_a_translator_too(tmp_path):
     assert all(torch.equal(made[name], expected[name]) for name in expected)
     with pytest.raises(RunError, match="keeps the weights of 3 epochs"):
         regard.load(run.path, average=5)
+
+
+@pytest.fixture
+def other_search(translation_run, tmp_path):
+    """The run, as if it had been trained with another search."""
+    shutil.copytree(translation_run.path, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["settings"]["task"]["beam_size"]["value"] = 2
+    config["settings"]["task"]["length_penalty"]["value"] = 1.5
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    return tmp_path / "run"
+
+
+def test_the_runs_own_search_is_the_default_and_flags_override_it(other_search, pairs_folder, cli, monkeypatch):
+    asked: list[tuple[int, float]] = []
+
+    def recorded(model, device, *, beams, penalty, **options):
+        asked.append((beams, penalty))
+        return make_search(model, device, beams=beams, penalty=penalty, **options)
+
+    def explained(*args, beams, penalty):
+        asked.append((beams, penalty))
+        return record_words(*args, beams=beams, penalty=penalty)
+
+    monkeypatch.setattr("regard.tasks.translation.predictor.make_search", recorded)
+    monkeypatch.setattr("regard.tasks.translation.evaluation.make_search", recorded)
+    monkeypatch.setattr("regard.tasks.translation.predictor.record_words", explained)
+    flags = ("--beam-size", 1, "--length-penalty", 0)
+    for words in (("predict", other_search, "one two"), ("eval", other_search, pairs_folder, "--quiet")):
+        assert [cli(*words)[0], cli(*words, *flags)[0]] == [0, 0]
+    load_translator(other_search / "checkpoints" / "last.safetensors").explain("one two")
+    assert asked == [(2, 1.5), (1, 0.0), (2, 1.5), (1, 0.0), (2, 1.5)]
+
+
+def test_a_table_is_translated_in_the_direction_of_the_run(translation_run, pairs_folder, tmp_path, cli):
+    """Whatever the order of its columns; where they have other names, these are asked for."""
+    files = [pairs_folder / "test.de", pairs_folder / "test.en"]
+    texts = list(zip(*(file.read_text(encoding="utf-8").splitlines() for file in files), strict=True))
+
+    def table(*names: str) -> str:
+        file = tmp_path / f"{names[0]}.tsv"
+        file.write_text("\n".join("\t".join(row) for row in (names, *texts)), encoding="utf-8")
+        return str(file)
+
+    for data in (table("de", "en"), table("target", "source")):
+        figures = regard.evaluate(translation_run.path, data, split="all", quiet=True).figures
+        assert figures["exact_match"].value > 0.9
+    other = table("german", "english")
+    code, _, err = cli("eval", translation_run.path, other, "--split", "all")
+    assert code == 2
+    assert "say which of german, english are meant by --source and --target" in err
+    flags = ("--split", "all", "--source", "english", "--target", "german")
+    code, out, _ = cli("eval", translation_run.path, other, *flags)
+    assert code == 0
+    assert re.search(r"exact_match +(1\.0|0\.9)", out)

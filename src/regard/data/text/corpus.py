@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.console import columns
 from regard.data.dataset import LISTED, listed
-from regard.errors import DataError
+from regard.errors import DataError, counted
 
 
 class Trouble(NamedTuple):
@@ -77,10 +77,11 @@ class TextDataset:
     def require_trainable(self, splits: Sequence[str]) -> None: ...
 
     def summary(self) -> str:
-        return f"{self.why}; {len(self):,} pairs, {self.source} to {self.target}"
+        return f"{self.why}; {counted(len(self), 'pairs')}, {self.source} to {self.target}"
 
     def warnings(self, splits: Sequence[str]) -> list[str]:
-        return []
+        left = [f"{counted(len(self.trouble), 'pairs')} left out (data.json lists them)"] if self.trouble else []
+        return [*left, *leak_lines(self.overlap(list(splits)))]
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         return [
@@ -143,11 +144,12 @@ class TextDataset:
         sizes, bad = Counter(self.splits), Counter(t.split for t in self.trouble)
         lengths = {name: [len(self.sources[i].split()) for i in self.index(name)] for name in names}
         rows = [(n or "all", sizes[n], f"{np.mean(lengths[n] or [0]):.1f}", max(lengths[n] or [0])) for n in names]
-        parts = [f"{self.source} → {self.target}: {self.why}", ""]
+        parts = [f"{self.source} → {self.target}", ""]
         parts += [columns(("split", "pairs", "words", "longest"), rows), ""]
         parts.append(f"pairs that occur more than once: {self.duplicates()}")
         for name, counts in self.overlap().items():
-            parts.append(f"of {name}, also in train (leaks): {counts['pairs']} pairs, {counts['sources']} sources")
+            parts.append(f"of {name}, also in train (leaks): {counted(counts['pairs'], 'pairs')}, "
+                         f"{counted(counts['sources'], 'sources')}")  # fmt: skip
         for kind, count in Counter(t.kind for t in self.trouble).items():
             parts.append(f"pairs left out, {kind}: {count}")
             parts += listed([str(t) for t in self.trouble if t.kind == kind])
@@ -177,6 +179,21 @@ class TextDataset:
             "samples": self.samples_word,
             "findings": [f"Pairs that occur more than once: {self.duplicates():,}; left out: {len(self.trouble):,}."],
         }
+
+
+def leak_lines(overlap: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """A sentence for each split that has sentences of training; `overlap` as `TextDataset.overlap` counts it.
+
+    >>> leak_lines({"val": {"pairs": 1, "sources": 2}, "test": {"pairs": 0, "sources": 0}})
+    ['1 pair of val and 2 source sentences are in train too: weights are chosen by training sentences']
+    """
+    lines = []
+    for part, counts in overlap.items():
+        if counts["sources"]:
+            pairs, sources = counted(counts["pairs"], "pairs"), counted(counts["sources"], "source sentences")
+            worth = "weights are chosen by training sentences" if part == "val" else "figures may be too good"
+            lines.append(f"{pairs} of {part} and {sources} are in train too: {worth}")
+    return lines
 
 
 def _rank(split: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -61,6 +61,19 @@ def read_lines(path: Path) -> Iterator[bytes]:
         raise DataError(f"the file cannot be read after {total:,} bytes: {error}", where=path) from None
     if rest:
         yield rest.removesuffix(b"\r")
+
+
+def decode_lines(lines: Iterable[bytes], where: object) -> Iterator[str]:
+    """Lines as text; one that is not UTF-8 is an error that names it."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"byte {error.start + 1} is 0x{line[error.start]:02X}, which is not UTF-8",
+                where=f"{where}, line {number}",
+                do="save it as UTF-8",
+            ) from None
 
 
 def _require(holds: bool, what: str, path: Path, do: str) -> None:

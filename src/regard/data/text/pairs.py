@@ -5,25 +5,26 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from regard.data.dataset import existing_path
 from regard.data.text.corpus import TextDataset, Trouble
 from regard.data.text.dates import dates_corpus
-from regard.data.text.lines import Sentence, check_sentence, read_lines, read_sentence
-from regard.errors import DataError, did_you_mean
+from regard.data.text.lines import Sentence, check_sentence, decode_lines, read_lines, read_sentence
+from regard.errors import DataError
 from regard.languages import CODES
 
 _TABLES = (".tsv", ".csv", ".txt", ".tab")
 _SPLIT = re.compile(r"(train|val|dev|test|newstest|newsdev)", re.IGNORECASE)
 _SPLIT_NAMES = {"train": "train", "val": "val", "dev": "val", "newsdev": "val", "test": "test", "newstest": "test"}
 _NO_LANGUAGES = "txt tsv csv md xml zip tar sh py log tex pdf doc spm bin pt npz gz xz bz"
-_WORDS = """source target src tgt trg input output english german french spanish italian portuguese russian japanese
+_WORDS = """english german french spanish italian portuguese russian japanese
 korean chinese dutch polish turkish arabic hindi czech ukrainian vietnamese swedish danish finnish greek hebrew
 hungarian indonesian romanian"""
-_HEADS = frozenset(CODES.split()) | frozenset(_WORDS.split())
+_ROLES = (frozenset({"source", "src", "input"}), frozenset({"target", "tgt", "trg", "output"}))
+_HEADS = frozenset(CODES.split()) | frozenset(_WORDS.split()) | _ROLES[0] | _ROLES[1]
 
 
 def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> TextDataset:
@@ -41,7 +42,10 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
     ('en', 'de', ['One.', 'Two.'], ['Eins.', 'Zwei.'])
     """
     if str(path) == "dates":
-        return dates_corpus()
+        made = dates_corpus()
+        if (source or made.source, target or made.target) != (made.source, made.target):
+            raise DataError(f"dates are translated from {made.source} to {made.target} only", where=path)
+        return made
     path = existing_path(path, "a folder, .tsv, .csv or dates")
     if source is not None and source == target:
         raise DataError(f"source and target are both {source}", where=path, do="give two different ones")
@@ -94,7 +98,7 @@ def _direction(root: Path, names: list[str], source: str | None, target: str | N
         )
     for name in (source, target):
         if name is not None and name not in names:
-            raise DataError(f"there is no text in {name!r}", where=root, do=did_you_mean(name, names))
+            raise DataError(f"there is no text in {name!r}", where=root, do=_say_which(names))
     if source and target:
         return source, target, ""
     others = [name for name in names if name not in (source, target)]
@@ -104,10 +108,14 @@ def _direction(root: Path, names: list[str], source: str | None, target: str | N
         raise DataError(
             f"there is text in {len(names)} languages: {', '.join(names)}",
             where=root,
-            do=f"say which pair is meant, such as --source {names[0]} --target {names[1]}",
+            do=_say_which(names),
         )
     source, target = sorted(names, key=lambda name: (name.split("-")[0].split("_")[0] not in ("en", "eng"), name))
     return source, target, f"; for the other direction give --source {target}"
+
+
+def _say_which(names: Sequence[str]) -> str:
+    return f"say which of {', '.join(names)} are meant by --source and --target"
 
 
 def _parts(root: Path, stems: list[str]) -> dict[str, str]:
@@ -257,35 +265,34 @@ def _columns(
     texts = [cell.strip() for cell in head or []]
     if head is None:
         return (0, 1), (source or "source", target or "target"), [f"column {n + 1}" for n in range(2, len(first))]
-    for name in (source, target):
-        if name is not None and name not in texts:
-            raise DataError(f"there is no column {name!r}", where=path, do=did_you_mean(name, texts))
     options = [n for n, text in enumerate(texts) if text.lower() in _HEADS]
-    wanted = [None if name is None else texts.index(name) for name in (source, target)]
+    wanted = [_column(path, texts, name, roles) for name, roles in zip((source, target), _ROLES, strict=True)]
     free = [n for n in options if n not in wanted]
     if len(free) > wanted.count(None) > 0:
         raise DataError(
             f"there are {len(options)} columns with text: {', '.join(texts[n] for n in options)}",
             where=path,
-            do="say which are meant by --source and --target",
+            do=_say_which([texts[n] for n in options]),
         )
     a, b = (free.pop(0) if n is None and free else n for n in wanted)
     if a is None or b is None:
         raise DataError("only one column with text is known", where=path, do="say both, by --source and --target")
-    return (a, b), (texts[a], texts[b]), [text for n, text in enumerate(texts) if n not in (a, b)]
+    return (a, b), (source or texts[a], target or texts[b]), [t for n, t in enumerate(texts) if n not in (a, b)]
+
+
+def _column(path: Path, texts: list[str], name: str | None, roles: frozenset[str]) -> int | None:
+    """The column of the language that is asked for: the one called so, or else by its role, such as source."""
+    if name in texts:
+        return texts.index(name)
+    own = [n for n, text in enumerate(texts) if text.lower() in roles]
+    if own or name is None:
+        return own[0] if own else None
+    raise DataError(f"there is no column {name!r}", where=path, do=_say_which(texts))
 
 
 def _text(path: Path) -> Iterator[str]:
     """The lines of a table. Its bytes must be UTF-8 as a whole: a damaged line could hide where a cell ends."""
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"byte {error.start + 1} is 0x{line[error.start]:02X}, which is not UTF-8",
-                where=f"{path}, line {number}",
-                do="save the table as UTF-8",
-            ) from None
+    return decode_lines(read_lines(path), path)
 
 
 def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -23,5 +23,5 @@ def compare_classifiers(first: Rows, second: Rows) -> dict[str, Comparison]:
         ]
         more = losses[1] - losses[0]
         difference, p = paired_bootstrap(len(more), lambda index: more[index].mean())
-        made["log_loss"] = Comparison(difference, {"paired bootstrap": p})
+        made["log_loss"] = Comparison(difference, {"paired bootstrap": p}, less_is_better=True)
     return made

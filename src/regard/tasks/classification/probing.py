@@ -48,7 +48,7 @@ def probe(
     if out is not None:
         Run.require_new(Path(out))
     checkpoint, report = open_weights(run, **fields)
-    for line in report.lines() if report.format != "regard" or report.untrained else ():
+    for line in report.lines() if report.format != "regard" else ():  # a head is not used, trained or not
         progress.say(line)
     predictor = Classifier(checkpoint, device)
     dataset = read_images(data, progress)
@@ -95,14 +95,14 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
         )
     progress.say(f"splits: {note}")
     if leaks := len(dataset.crossing(names)):
-        progress.say(f"warning: {leaks} images stand in more than one split (`regard check` lists them)")
+        progress.say(f"warning: images in more than one split: {leaks} (`regard check` lists them)")
     seen = seen_samples(dataset, run, progress)
     new = [i for i in parts["test"] if i not in seen]
     if not new:
         raise DataError(
             "the model was trained or chosen on every one of the test images",
             where=dataset.source.name,
-            do="give other data, or the splits that the run had",
+            do="give data that it has not seen; a part that is called test is never trained on",
         )
     if folder:
         left = len(parts["test"]) - len(new)

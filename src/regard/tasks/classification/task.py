@@ -117,7 +117,6 @@ class Task(ImageTask):
     def evaluate_on(
         cls, predictor: Classifier, dataset: ImageDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> Evaluation:
-        predictor.require_answers()
         unknown = sorted(set(dataset.source.classes) - set(predictor.classes))
         if unknown:
             what = f"the data has classes the model does not know: {', '.join(unknown)}"

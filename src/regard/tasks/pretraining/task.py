@@ -110,15 +110,11 @@ class Task(ImageTask):
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Encoder:
         return Encoder.open(path, device, progress, options.heads)
 
-    @classmethod
-    def evaluate_on(
-        cls, predictor: Encoder, dataset: Any, index: list[int], options: Any, progress: Progress
-    ) -> NoReturn:
-        predictor.require_answers()
-
 
 class Encoder(ImagePredictor):
     """What `regard.load` gives for a pre-trained network: features, and nothing to predict."""
+
+    has_head: ClassVar[bool] = False
 
     def require_answers(self) -> NoReturn:
         raise ConfigError(

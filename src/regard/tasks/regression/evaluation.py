@@ -111,5 +111,5 @@ def compare_numbers(
 
         for label, measure in (("mae", mae), ("rmse", rmse)):
             difference, p = paired_bootstrap(len(truth), measure)
-            made[f"{label}{suffix}"] = Comparison(difference, {"paired bootstrap": p})
+            made[f"{label}{suffix}"] = Comparison(difference, {"paired bootstrap": p}, less_is_better=True)
     return made

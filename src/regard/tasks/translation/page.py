@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from regard.data.text.corpus import leak_lines
+from regard.errors import counted
 from regard.report import figures
 from regard.report.page import table
 from regard.report.word_explorer import word_explorer
@@ -29,7 +31,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     curves = figures.losses(run.read_rows("metrics.csv"), summary["best_epoch"], "nats per token", smoothed)
     write_text(run.path / "figures" / "curves.svg", curves)
     bleu, (source, target) = summary["figures"]["bleu"], data["languages"]
-    on = f"on {bleu['n']:,} sentences of {summary['split']}"
+    on = f"on {counted(bleu['n'], 'sentences')} of {summary['split']}"
     sets = {summary["split"]: summary, **summary["others"]}
     return Page(
         title=f"{config.model.model} on {data['name']}, {source} to {target}",
@@ -68,9 +70,7 @@ def _warnings(data: Any, summary: Any) -> list[str]:
             "There was no test split: these figures are on the validation sentences that also chose the weights, "
             "and so are optimistic."
         )
-    for part, counts in data["leaks"].items():
-        if counts["pairs"]:
-            lines.append(f"{counts['pairs']:,} pairs of {part} are in train too: its figures may be too good.")
+    lines += [f"{line}." for line in leak_lines(data["leaks"])]
     for part in sorted({trouble["split"] for trouble in data["trouble"]}):
         if part.startswith("test"):
             lines.append(f"Pairs of {part} were left out: its figures are not comparable with others'.")
@@ -85,6 +85,7 @@ def _examples(run: Run) -> str:
         table(
             ("source", "translation", "reference"),
             [(r["source"], r["translation"], r["reference"]) for r in chosen],
+            wrap=True,
         )
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,12 +18,15 @@ from regard.explain.draw_words import draw_words
 from regard.networks.decoding import Hypotheses, stream
 from regard.networks.translator import Translator as Network
 from regard.tasks.translation.evaluation import Translated, make_search, translate_all
-from regard.weights import Run, find_file, open_weights, to_csv, to_json, write_text
+from regard.tasks.translation.sentences import sentences
+from regard.tasks.translation.settings import Config, Options
+from regard.weights import Run, find_file, find_run, open_weights, to_csv, to_json, write_text
 from regard.weights import average as mean_of
 
 TOKENIZERS = "tokenizers"
 """The folder of a run that holds them."""
-BEAM_SIZE, LENGTH_PENALTY = 4, 0.6
+UNKNOWN = ("source", "target")
+"""The languages of a model that does not say them."""
 
 
 class Reason(NamedTuple):
@@ -49,8 +51,13 @@ class Reason(NamedTuple):
 class Translator:
     """What `regard.load` gives for a translator."""
 
-    def __init__(self, model: Network, tokenizers: Tokenizers, languages: tuple[str, str], device: torch.device):
+    def __init__(
+        self, model: Network, tokenizers: Tokenizers, languages: tuple[str, str], device: torch.device,
+        options: Options | None = None,
+    ):  # fmt: skip
         self.model, self.tokenizers, self.languages, self.device = model, tokenizers, languages, device
+        self.options = options or Options()
+        """The run's own: their beam size and length penalty hold where no others are asked for."""
         self.model.to(device).eval()
         self.searches: dict[tuple[int, float, int], Callable[[Tensor], Hypotheses]] = {}
         """By beam size, length penalty and number of translations: what they have recorded serves later sentences."""
@@ -72,19 +79,29 @@ class Translator:
             tokenizers = _tokenizers(file.parent.parent / TOKENIZERS, model)
         if average:
             model.load_state_dict(_latest(path, average))
-        return Translator(model, tokenizers, (languages[0], languages[1]), device)
+        return Translator(model, tokenizers, (languages[0], languages[1]), device, _run_options(path))
 
     def __repr__(self) -> str:
         source, target = self.languages
         return f"Translator({type(self.model).__name__}, {source} to {target}, {self.tokenizers.target.size:,} tokens)"
 
+    def require_answers(self) -> None:
+        """It always has some."""
+
     def data_settings(self, data: str | Path) -> dict[str, Any]:
-        """A folder may hold several languages; a table's columns may have other names."""
-        source, target = self.languages
-        return {"source": source, "target": target} if Path(data).expanduser().is_dir() else {}
+        """The languages that the model translates from and to, whatever the order of columns or names of files."""
+        return {} if self.languages == UNKNOWN else dict(zip(UNKNOWN, self.languages, strict=True))
+
+    def search_settings(self, beam_size: int | None, length_penalty: float | None) -> tuple[int, float]:
+        """Those that are asked for; where nothing is, the run's."""
+        own = self.options
+        return (
+            own.beam_size if beam_size is None else beam_size,
+            own.length_penalty if length_penalty is None else length_penalty,
+        )
 
     def predict(
-        self, text: str, *, best: int = 1, beam_size: int | None = None, length_penalty: float = LENGTH_PENALTY
+        self, text: str, *, best: int = 1, beam_size: int | None = None, length_penalty: float | None = None
     ) -> Translated:
         """The translation of one sentence, and the next best ones if `best` asks for more."""
         return next(self.predict_many([text], best=best, beam_size=beam_size, length_penalty=length_penalty))
@@ -95,17 +112,17 @@ class Translator:
         *,
         best: int = 1,
         beam_size: int | None = None,
-        length_penalty: float = LENGTH_PENALTY,
+        length_penalty: float | None = None,
         batch_size: int = 256,
         failed: list[DataError] | None = None,
     ) -> Iterator[Translated]:
         """Translations in the order of the sentences, `batch_size` at a time; an empty line stays empty."""
         if isinstance(texts, str):
             raise ConfigError("one text is given where several are expected", do="use predict, or give a list")
-        beams = max(BEAM_SIZE if beam_size is None else beam_size, best)
-        key, waiting = (beams, length_penalty, best), iter(texts)
+        beams, penalty = self.search_settings(beam_size, length_penalty)
+        key, waiting = (max(beams, best), penalty, best), iter(texts)
         if key not in self.searches:
-            self.searches[key] = make_search(self.model, self.device, beams=beams, penalty=length_penalty, best=best)
+            self.searches[key] = make_search(self.model, self.device, beams=key[0], penalty=penalty, best=best)
         while some := [text.strip() for text in islice(waiting, batch_size)]:
             full = [text for text in some if text]
             made = iter(
@@ -132,37 +149,39 @@ class Translator:
         text: str,
         target: str | None = None,
         *,
-        beam_size: int = BEAM_SIZE,
-        length_penalty: float = LENGTH_PENALTY,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
     ) -> Reason:
         """Why: all attention on a sentence and its translation (`target`, or what a search finds), and its scores.
 
         The order of words by attention rollout is tested: removed in that order, they should cost the translation
         its probability sooner than in random orders.
         """
-        made = record_words(self.model, self.tokenizers, text.strip(), target, beams=beam_size, penalty=length_penalty)
+        beams, penalty = self.search_settings(beam_size, length_penalty)
+        made = record_words(self.model, self.tokenizers, text.strip(), target, beams=beams, penalty=penalty)
         return Reason(made, word_deletion(self.model, made))
 
     # For the command line.
 
     def inputs(self, words: Sequence[str]) -> Iterator[str]:
         """Sentences; of a file its lines, of - the lines that are piped in."""
-        if not words:
-            do = "give some, a text file, or - for what is piped in"
-            raise DataError("there are no sentences to translate", do=do)
-        return _sentences(words)
+        return sentences(words)
 
     def show(self, predictions: Iterable[Translated], best: int = 1, **_: Any) -> None:
         """A translation per line, as soon as it is there; with `best`, also the next best ones, each with its score."""
         for number, answer in enumerate(predictions):
             if best == 1:
-                print(answer.text, flush=True)
+                print(_one_line(answer.text), flush=True)
                 continue
-            lines = [f"{score:8.3f}  {text}" for text, score in ((answer.text, answer.score), *answer.others)]
+            made = ((answer.text, answer.score), *answer.others)
+            lines = [f"{score:8.3f}  {_one_line(text)}" for text, score in made]
             print("\n".join([""] * (number > 0) + lines), flush=True)
 
     def save(self, predictions: Iterable[Translated], path: Path) -> Path:
-        rows = [{"source": a.source, "translation": a.text, "score": round(a.score, 4)} for a in predictions]
+        """A row per sentence; the next best translations, where they were asked for, are further columns."""
+        rows = [{"source": a.source} | _numbered(a) for a in predictions]
+        names = max(rows, key=len)  # an empty line has no next best translations
+        rows = [{name: row.get(name) for name in names} for row in rows]
         write_text(path, to_json(rows) if path.suffix == ".json" else to_csv(rows))
         return path
 
@@ -172,7 +191,7 @@ class Translator:
     ) -> None:  # fmt: skip
         """A picture per sentence, and whether to believe what its words are said to be worth."""
         rows = []
-        for number, text in enumerate(self.inputs(words), start=1):
+        for number, text in enumerate(filter(str.strip, self.inputs(words)), start=1):
             reason = self.explain(text)
             own = out if number == 1 else out.with_stem(f"{out.stem}-{number}")
             print(reason.save(own, kind, layer=layer, head=head, form=form))
@@ -182,25 +201,26 @@ class Translator:
         print(columns(("source", "translation", "gain over random orders, nats per token", "verdict"), rows))
 
 
-def _sentences(inputs: Iterable[str]) -> Iterator[str]:
-    """Of a file its lines, of - the lines that are piped in, of anything else itself."""
-    for word in inputs:
-        path = Path(word[:255])  # longer than any file is called
-        if word == "-":
-            yield from sys.stdin
-        elif path.is_file() or (" " not in word and path.suffix == ".txt"):
-            yield from _lines(path)
-        else:
-            yield word
+def _one_line(text: str) -> str:
+    """Without line feeds, so that there are as many lines as sentences."""
+    return " ".join(text.split("\n"))
 
 
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            yield from file
-    except (OSError, UnicodeDecodeError) as error:
-        do = "give a text file in UTF-8, or a sentence"
-        raise DataError(f"the sentences cannot be read: {error}", where=path, do=do) from None
+def _numbered(answer: Translated) -> dict[str, Any]:
+    """translation and score, translation_2 and score_2, …"""
+    row: dict[str, Any] = {}
+    for number, (text, score) in enumerate(((answer.text, answer.score), *answer.others), start=1):
+        suffix = f"_{number}" if number > 1 else ""
+        row |= {f"translation{suffix}": text, f"score{suffix}": round(score, 4)}
+    return row
+
+
+def _run_options(path: str | Path) -> Options | None:
+    """What the run's settings say of the search; None of weights without a run."""
+    run = find_run(path)
+    if run is None:
+        return None
+    return Config.from_json(run.read_config().settings, run.path / "config.json")[0].task
 
 
 def _tokenizers(folder: Path, model: Network) -> Tokenizers:

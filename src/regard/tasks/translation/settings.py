@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard import registry
+from regard.errors import ConfigError
 from regard.languages import looks_parallel
 from regard.settings import Data, Group, RunConfig, setting
 
 LARGE = 300_000  # pairs
+DECIMALS = {"bleu": 2, "chrf": 2}
+"""Of figures from 0 to 100, as they are printed."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,10 @@ class TextData(Data):
 
 
 @dataclass(frozen=True)
-class EvalOptions(Group):
+class Options(Group):
     title: ClassVar[str] = "translation"
     beam_size: int = setting(4, "Beam size of the search for a translation.", least=1)
     length_penalty: float = setting(0.6, "Exponent of the length penalty; more favours longer translations.", least=0)
-
-
-@dataclass(frozen=True)
-class Options(EvalOptions):
     label_smoothing: float = setting(0.1, "Probability spread over the wrong tokens.", least=0, below=1)
 
 
@@ -69,7 +68,26 @@ class LoadOptions(Group):
 
 
 @dataclass(frozen=True)
-class PredictOptions(EvalOptions):
+class SearchOptions(Group):
+    """How a trained model searches; what is left out is as the run has it."""
+
+    title: ClassVar[str] = "translation"
+    beam_size: int | None = setting(None, "Beam size of the search for a translation. Default: the run's.", least=1)
+    length_penalty: float | None = setting(
+        None, "Exponent of the length penalty; more favours longer translations. Default: the run's.", least=0
+    )
+
+
+@dataclass(frozen=True)
+class EvalOptions(SearchOptions):
+    source: str | None = setting(
+        None, "Language (or column) of the data to translate from. Default: the run's.", opens=True
+    )
+    target: str | None = setting(None, "Language (or column) of the references. Default: the run's.", opens=True)
+
+
+@dataclass(frozen=True)
+class PredictOptions(SearchOptions):
     best: int = setting(1, "Translations to show for each sentence.", least=1)
 
 
@@ -84,6 +102,13 @@ class ExplainOptions(Group):
     )
     layer: int = setting(-1, "Which layer, from 0; -1 is the last.")
     head: int | None = setting(None, "Which head. Default: the mean over heads.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every = {"rollout is over": self.kind == "rollout", "--form heads draws": self.form == "heads"}
+        for name, asked in (("layer", self.layer != -1), ("head", self.head is not None)):
+            for what in [what for what, holds in every.items() if holds and asked]:
+                raise ConfigError(f"{what} all layers and heads: --{name} does not apply", do="leave it out")
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:

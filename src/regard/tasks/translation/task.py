@@ -24,15 +24,15 @@ from regard.task import Task as BaseTask
 from regard.tasks.translation.evaluation import TranslationEvaluation, evaluate_translator, likelihoods
 from regard.tasks.translation.loss import NextWord
 from regard.tasks.translation.page import WORDS, page
-from regard.tasks.translation.predictor import TOKENIZERS, Translator
-from regard.tasks.translation.settings import LARGE, Config, EvalOptions, LoadOptions
+from regard.tasks.translation.predictor import TOKENIZERS, UNKNOWN, Translator
+from regard.tasks.translation.settings import LARGE, Config, EvalOptions, LoadOptions, SearchOptions
 from regard.training import ALONE, World
 from regard.weights import Checkpoint, Run
 
 MOST_HELD_OUT = 2000
 """Pairs that a cut takes at most: an interval of BLEU hardly narrows with more, and training needs the rest."""
 FEWEST = 64  # tokens per batch, however few sentences there are
-BY_CHARACTERS = ("ja", "ko", "th", "zh", "jpn", "kor", "tha", "zho", "chi", "cmn")
+BY_CHARACTERS = ("ja", "ko", "th", "jpn", "kor", "tha", "japanese", "korean", "thai")
 """Languages whose words sacreBLEU's usual tokenizer does not separate: BLEU counts characters."""
 
 
@@ -150,7 +150,7 @@ class Task(BaseTask):
         left_out = len(self._training_loader(ALONE).left_out)
         if left_out:
             longest = self.config.data.max_length
-            progress.say(f"{left_out:,} training pairs have more than {longest} tokens and are not trained on")
+            progress.say(f"training pairs of more than {longest} tokens, which are not trained on: {left_out:,}")
 
     @property
     def input_words(self) -> str:
@@ -165,16 +165,7 @@ class Task(BaseTask):
         return Translator.open(run.path, self.device)
 
     def evaluate(self, trained: Translator, part: str, tick: Any) -> TranslationEvaluation:
-        options = self.config.task
-        return _evaluate(
-            trained,
-            self.corpus,
-            self.job.part(part),
-            self.loader(part),
-            options.beam_size,
-            options.length_penalty,
-            tick,
-        )
+        return _evaluate(trained, self.corpus, self.job.part(part), self.loader(part), SearchOptions(), tick)
 
     def extra_summary(self) -> dict[str, Any]:
         return {"padding": round(self._training_loader(ALONE).padding, 4)}
@@ -207,7 +198,7 @@ class Task(BaseTask):
         pairs = EncodedPairs(predictor.tokenizers, dataset.sources, dataset.targets)
         loader = evaluation_loader(pairs, index, 4096, ALONE)
         with progress.bar("translating", len(index)) as tick:
-            return _evaluate(predictor, dataset, index, loader, options.beam_size, options.length_penalty, tick)
+            return _evaluate(predictor, dataset, index, loader, options, tick)
 
     @classmethod
     def compare(
@@ -225,23 +216,24 @@ def evaluation_loader(pairs: EncodedPairs, index: list[int], batch_tokens: int, 
 
 
 def _evaluate(
-    translator: Translator, corpus: TextDataset, index: list[int], loader: TextLoader, beam_size: int,
-    length_penalty: float, tick: Any,
-) -> TranslationEvaluation:  # fmt: skip
+    translator: Translator, corpus: TextDataset, index: list[int], loader: TextLoader, options: SearchOptions, tick: Any
+) -> TranslationEvaluation:
+    beams, penalty = translator.search_settings(options.beam_size, options.length_penalty)
+    language = corpus.target if translator.languages == UNKNOWN else translator.languages[1]
     return evaluate_translator(
         translator.model, translator.tokenizers, loader, [corpus.key(n) for n in index],
         [corpus.sources[n] for n in index], [corpus.targets[n] for n in index], translator.device,
-        beams=beam_size, penalty=length_penalty, tokenize=tokenization(corpus.target), tick=tick,
+        beams=beams, penalty=penalty, tokenize=tokenization(language), tick=tick,
     )  # fmt: skip
 
 
 def tokenization(language: str) -> str:
     """How sacreBLEU is to part words of a language.
 
-    >>> tokenization("de"), tokenization("zh_CN"), tokenization("kor")
-    ('13a', 'zh', 'char')
+    >>> tokenization("de"), tokenization("zh_CN"), tokenization("kor"), tokenization("Korean")
+    ('13a', 'zh', 'char', 'char')
     """
     code = language.lower().replace("_", "-").partition("-")[0]
-    if code in ("zh", "zho", "chi", "cmn"):
+    if code in ("zh", "zho", "chi", "cmn", "chinese"):
         return "zh"
     return "char" if code in BY_CHARACTERS else "13a"
