@@ -20,6 +20,8 @@ from regard.config import fit_value
 from regard.errors import ConfigError, did_you_mean
 
 Origin = Literal["default", "recipe", "weights", "flag", "auto"]
+MAX_MEGAPIXELS = 64.0
+"""Size up to which an image is decoded, if not said otherwise: a small file can claim to be enormous."""
 
 
 def setting(
@@ -182,6 +184,20 @@ class ImageData(Data):
         "Use only this many training images, the same number per class; smaller subsets are nested in larger ones.",
         least=1,
     )
+    image_column: str | None = setting(
+        None, "Column of the table that holds the paths. Default: path, image, file, filename or filepath.", opens=True
+    )
+    label_column: str | None = setting(
+        None, "Column of the table that holds the labels. Default: label, class, target or diagnosis.", opens=True
+    )
+    label_pattern: str | None = setting(
+        None,
+        "Labels from file names: a regular expression whose first group is the label, such as '^(.+)_[0-9]+'.",
+        opens=True,
+    )
+    max_megapixels: float = setting(
+        MAX_MEGAPIXELS, "Largest image that is decoded, in millions of pixels.", least=0.001, opens=True
+    )
 
 
 @dataclass(frozen=True)
@@ -284,6 +300,11 @@ class RunConfig:
             for entry in fields(kind):  # pyright: ignore[reportArgumentType]
                 if entry.name != "shape":
                     yield group, entry, hints[entry.name]
+
+    @classmethod
+    def opening(cls) -> dict[str, tuple[Field[Any], Any]]:
+        """Field and type of each setting that says how data is read."""
+        return {entry.name: (entry, kind) for _, entry, kind in cls.entries() if entry.metadata["opens"]}
 
     @classmethod
     def shape_fields(cls, model: str | None = None) -> dict[str, Any]:

@@ -63,6 +63,22 @@ def test_classes_are_matched_by_name_not_by_number(pictures, tmp_path):
     assert np.array_equal(result.summary.confusion[0], [0, 0])
 
 
+def test_data_is_read_as_the_run_read_its_own(tmp_path, capsys):
+    make_folder(tmp_path / "data")
+    rows = [f"{c}/{n:02d}.png,{c},{n}" for c in ("red", "blue") for n in range(12)]
+    (tmp_path / "data" / "t.csv").write_text("img,colour,label\n" + "\n".join(rows))
+    run = regard.train(
+        tmp_path / "data" / "t.csv", image_column="img", label_column="colour", model="vit_nano", depth=1, size=16,
+        epochs=1, explain=0, out=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert evaluate_classifier(run.path, tmp_path / "data" / "t.csv", quiet=True).classes == ("blue", "red")
+    with pytest.raises(DataError, match="does not know: 0, 1"):
+        evaluate_classifier(run.path, tmp_path / "data" / "t.csv", label_column="label")
+    assert "reading" not in capsys.readouterr().err, "the classes are compared before any image is read"
+    (tmp_path / "data" / "t.csv").unlink()
+    assert evaluate_classifier(run.path, tmp_path / "data", split="all", quiet=True).classes == ("blue", "red")
+
+
 def test_an_unknown_split_is_named(pictures):
     with pytest.raises(DataError, match="no split 'val'"):
         evaluate_classifier(pictures / "run", pictures / "data", split="val", quiet=True)

@@ -149,6 +149,17 @@ def add_settings(
                     add(MODEL_FIELDS if shown == "all" else "model", name, wide, field.metadata, None)
 
 
+def add_opening(parser: Parser, configs: Iterable[type[RunConfig]]) -> set[str]:
+    """The flags that say how data is read, and their names."""
+    names: set[str] = set()
+    for config in configs:
+        for name, (entry, kind) in config.opening().items():
+            if name not in names:
+                add_setting(parser, name, kind, entry.metadata["help"], entry.default)
+            names.add(name)
+    return names
+
+
 def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> None:
     """The flags of the options that tasks have for a command."""
     seen: set[str] = set()

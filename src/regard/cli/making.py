@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from regard import tasks
-from regard.cli.flags import Parser, Shown, add_setting, add_settings, parse
+from regard.cli.flags import Parser, Shown, add_opening, add_setting, add_settings, parse
 from regard.console import columns, interval
 from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
@@ -135,10 +135,7 @@ def run_check(words: Sequence[str]) -> None:
     """Read every sample of a data set and say what is there and what is wrong with it."""
     parser = Parser("check", run_check.__doc__)
     parser.add_argument("data", help=DATA_HELP)
-    for entry in tasks.TASKS:
-        for _, setting, kind in entry.config.entries():
-            if setting.metadata["opens"]:
-                add_setting(parser, setting.name, kind, setting.metadata["help"], setting.default)
+    add_opening(parser, (entry.config for entry in tasks.TASKS))
     given = parse(parser, words)
     data, quiet = given.pop("data"), given.pop("quiet", False)
     check_settings(tasks.choose(data, given)[0], given)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from regard import tasks
-from regard.cli.flags import Parser, add_options, checked_options, parse
+from regard.cli.flags import Parser, add_opening, add_options, checked_options, parse
 from regard.cli.making import Quiet, require_path
 from regard.console import columns
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
@@ -42,7 +42,9 @@ def run_eval(words: Sequence[str]) -> None:
     parser.add_argument("--split", metavar="SPLIT", help=help)
     parser.add_argument("--out", metavar="FILE", help="Write the figures to this .json.")
     _options(parser, "EvalOptions")
+    opening = add_opening(parser, (entry.config for entry in tasks.TASKS))
     given = parse(parser, words)
+    how = {name: given.pop(name) for name in opening & given.keys()}
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
     split, quiet = given.pop("split", None), given.pop("quiet", False)
     if out and Path(out).suffix != ".json":
@@ -52,7 +54,7 @@ def run_eval(words: Sequence[str]) -> None:
     from regard import api
     from regard.weights import to_json, write_text
 
-    result = api.evaluate(run, data, split=split, quiet=quiet, **options)
+    result = api.evaluate(run, data, split=split, quiet=quiet, **how, **options)
     if out:
         write_text(Path(out), to_json(result.to_json()))
     print(columns(("figure", "value", "95 % interval", "n"), [
@@ -162,6 +164,14 @@ class Probe:
     """Size of the network's input: one number, or height and width. Default: as the weights say."""
     heads: int | None = None
     """Attention heads, where the file does not say."""
+    image_column: str | None = None
+    """Column of the table that holds the paths."""
+    label_column: str | None = None
+    """Column of the table that holds the labels."""
+    label_pattern: str | None = None
+    """Labels from file names: a regular expression whose first group is the label."""
+    max_megapixels: float | None = None
+    """Largest image that is decoded, in millions of pixels."""
     out: str | None = None
     """Folder to make for probe.json, probe.csv and probe.svg."""
     quiet: Quiet = False
@@ -178,7 +188,7 @@ class Probe:
         result = api.probe(
             self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
             draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, quiet=self.quiet,
-            **_fields(self.size, self.heads),
+            **_fields(self.size, self.heads), **self._how(),
         )  # fmt: skip
         print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
             (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
@@ -186,6 +196,11 @@ class Probe:
              "" if row.strength is None else f"{row.strength:g}")
             for row in result.rows for f in (row.accuracy,)
         ]))  # fmt: skip
+
+    def _how(self) -> dict[str, Any]:
+        """How the data is read, as far as it is said."""
+        names = ("image_column", "label_column", "label_pattern", "max_megapixels")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass

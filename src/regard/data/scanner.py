@@ -169,6 +169,7 @@ class ImageDataset:
             ("of these, across splits (leaks)", names(self.crossing(splits))),
             ("of these, with different labels", names(self.conflicting())),
             (f"patients or other groups across splits (leaks), of {patients}", self.groups_across_splits(splits)),
+            ("folders left out", list(source.left_out)),
             ("files that are not part of the data", list(source.ignored)),
             ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
@@ -199,6 +200,7 @@ class ImageDataset:
             "splits": note,
             "sizes": {"×".join(map(str, size)): n for size, n in self.sizes.most_common(20)},
             "modes": dict(self.modes),
+            "left_out": list(source.left_out),
             "ignored": list(source.ignored),
             "unreadable": dict(self.unreadable),
             "duplicates": keys(self.duplicates()),

@@ -56,10 +56,14 @@ def evaluate(
     """Figures of a trained model on data."""
     progress, entry = Progress(quiet), task_of(run)
     tasks.require_data(data)
+    given = {name: options.pop(name) for name in entry.config.opening().keys() & options.keys()}
     asked = make(entry.settings.EvalOptions, options, entry.name)
     task, predictor = entry.load(), load(run, progress=progress)
-    settings = predictor.data_settings(data)
-    dataset = task.open(data, entry.config.of(settings), progress)
+    known = predictor.data_settings(data)
+    for name in known.keys() & given.keys():
+        raise ConfigError(f"the run says {name}={known[name]}", where=run, do=f"leave --{name} out")
+    settings = task.stored_settings(run, data) | known | given
+    dataset = task.open_for(predictor, data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     dataset.require_usable()
     index = choose_samples(dataset, split, seen_samples(dataset, run, progress), progress)

@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from regard.data import (
     Images,
     Loader,
     Preparation,
+    Source,
     fit_loses,
     keep_some,
     open_source,
@@ -43,7 +44,7 @@ from regard.explain.draw import draw
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.settings import RunConfig
+from regard.settings import ImageData, RunConfig
 from regard.task import Job, Task
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start
@@ -54,15 +55,31 @@ EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
 
-def read_images(data: str | Path, progress: Progress, labels: bool = True) -> ImageDataset:
-    """Read every image once, saying what they are."""
-    source = open_source(data, labels)
+def read_images(
+    data: str | Path,
+    progress: Progress,
+    labels: bool = True,
+    how: ImageData | None = None,
+    accept: Callable[[Source], None] = lambda source: None,
+) -> ImageDataset:
+    """Read every image once, saying what they are; `accept` may refuse the data before that."""
+    source = open_source(data, labels, how)
+    accept(source)
+    for line in source.left_out:
+        progress.say(f"left out: {line}")
     with progress.bar("reading", len(source.samples)) as tick:
         dataset = scan(source, lambda done, total: tick(done))
     dataset.path = str(data)
     if source.ignored:
         progress.say(f"not part of the data: {len(source.ignored)} files (`regard check` lists them)")
     return dataset
+
+
+def refuse_labels(how: ImageData, do: str) -> None:
+    """Where labels are not used, what says how they are read is an error."""
+    for name in ("label_column", "label_pattern"):
+        if getattr(how, name) is not None:
+            raise ConfigError(f"labels are not used here, so --{name.replace('_', '-')} has no effect", do=do)
 
 
 def is_small(dataset: ImageDataset) -> bool:
@@ -86,7 +103,16 @@ class ImageTask(Task):
 
     @classmethod
     def open(cls, data: str | Path, config: RunConfig, progress: Progress) -> Any:
-        return read_images(data, progress, cls.labels)
+        how = config.data
+        assert isinstance(how, ImageData)
+        if not cls.labels:
+            refuse_labels(how, "leave it out")
+        return read_images(data, progress, cls.labels, how)
+
+    @classmethod
+    def stored_settings(cls, run: str | Path, data: str | Path) -> dict[str, Any]:
+        folder = find_run(run)
+        return folder.reading(data) if folder else {}
 
     @classmethod
     def outputs(cls, dataset: Any) -> int:

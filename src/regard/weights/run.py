@@ -111,6 +111,15 @@ class Run:
         """Of splits.csv the samples that the run trained on or chose its weights by."""
         return [row for row in self.read_rows("splits.csv") if row["split"] in ("train", "val")]
 
+    def reading(self, data: str | Path | None = None) -> dict[str, Any]:
+        """The settings by which flags said how the run's images are read; none for `data` of another kind of file."""
+        stored = self.read_config()
+        if data is not None and Path(stored.data).suffix.lower() != Path(data).suffix.lower():
+            return {}
+        held, names = stored.settings.get("data"), ("image_column", "label_column", "label_pattern", "max_megapixels")
+        entries = {name: held.get(name) for name in names} if isinstance(held, dict) else {}
+        return {n: e["value"] for n, e in entries.items() if isinstance(e, dict) and e.get("origin") == "flag"}
+
 
 class StoredConfig(NamedTuple):
     """What config.json says: where the data is, which task it was, and the groups of settings."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from regard.config import make
 from regard.console import Progress
 from regard.data import ImageDataset, Images, Loader
 from regard.data.splits import split
@@ -16,7 +17,7 @@ from regard.errors import DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.report import figures
-from regard.settings import Data, ImageData
+from regard.settings import Data, ImageData, ImageRunConfig
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.images import read_images
@@ -47,11 +48,14 @@ def probe(
     progress = Progress(quiet)
     if out is not None:
         Run.require_new(Path(out))
+    folder = find_run(run)
+    how = {name: fields.pop(name) for name in ImageRunConfig.opening().keys() & fields.keys()}
+    reading = make(ImageData, (folder.reading(data) if folder else {}) | how)
     checkpoint, report = open_weights(run, **fields)
     for line in report.lines() if report.format != "regard" or report.untrained else ():
         progress.say(line)
     predictor = Classifier(checkpoint, device)
-    dataset = read_images(data, progress)
+    dataset = read_images(data, progress, how=reading)
     dataset.require_usable()
     classes, samples, preparation = dataset.source.classes, dataset.source.samples, predictor.preparation
     index, note = probe_parts(dataset, run, progress)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Batch, ImageDataset, Images, Loader
+from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.errors import DataError
 from regard.tasks.classification.comparison import compare_classifiers
 from regard.tasks.classification.evaluation import Evaluation, evaluate, quick_figures
@@ -20,7 +20,7 @@ from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
 from regard.tasks.classification.settings import EvalOptions
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, explain_images, is_small
+from regard.tasks.images import ImageTask, explain_images, is_small, read_images
 from regard.training import World
 from regard.weights import Run, open_weights
 
@@ -40,8 +40,13 @@ class Task(ImageTask):
 
     @classmethod
     def split(cls, dataset: ImageDataset, config: Any) -> tuple[list[str], str]:
-        if len(dataset.source.classes) < 2:
-            raise DataError("the data has one class only: there is nothing to tell apart", where=dataset.name)
+        classes = dataset.source.classes
+        if len(classes) < 2:
+            raise DataError(
+                f"the data has one class only, {', '.join(classes)}: there is nothing to tell apart",
+                where=dataset.path or dataset.name,
+                do="give the folder that holds one folder per class; labels in file names are read by --label-pattern",
+            )
         return super().split(dataset, config)
 
     @property
@@ -81,14 +86,21 @@ class Task(ImageTask):
         return Classifier.open(path, device, progress, options.heads)
 
     @classmethod
+    def open_for(cls, predictor: Classifier, data: str | Path, config: Any, progress: Progress) -> ImageDataset:
+        predictor.require_answers()
+
+        def accept(source: Source) -> None:
+            unknown = sorted(set(source.classes) - set(predictor.classes))
+            if unknown:
+                what = f"the data has classes the model does not know: {', '.join(unknown)}"
+                raise DataError(what, where=data, do=f"it knows {', '.join(predictor.classes)}")
+
+        return read_images(data, progress, how=config.data, accept=accept)
+
+    @classmethod
     def evaluate_on(
         cls, predictor: Classifier, dataset: ImageDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> Evaluation:
-        predictor.require_answers()
-        unknown = sorted(set(dataset.source.classes) - set(predictor.classes))
-        if unknown:
-            what = f"the data has classes the model does not know: {', '.join(unknown)}"
-            raise DataError(what, where=dataset.path, do=f"it knows {', '.join(predictor.classes)}")
         prepared, mirror = predictor.preparation, options.mirror
         loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
         with progress.bar("evaluating", len(loader)) as tick:

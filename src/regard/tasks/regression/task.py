@@ -38,7 +38,7 @@ class Task(ImageTask):
 
     @classmethod
     def open(cls, data: str | Path, config: Any, progress: Progress) -> NumberDataset:
-        return read_numbers(data, config.data.columns, progress)
+        return read_numbers(data, config.data.columns, progress, config.data)
 
     @classmethod
     def outputs(cls, dataset: NumberDataset) -> int:
