@@ -31,14 +31,15 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    above: float | None = None,
     common: bool = False,
     opens: bool = False,
 ) -> Any:
-    """A field of a group. Numbers lie between `least` and `most`, or below `below`.
+    """A field of a group. Numbers lie between `least` and `most`, above `above` and below `below`.
 
     `common` ones are in the short help. Those that say what the data is (`opens`) are flags of `regard check` too.
     """
-    about = {"help": help, "range": (least, most, below), "common": common, "opens": opens}
+    about = {"help": help, "range": (least, most, below, above), "common": common, "opens": opens}
     return field(default=default, metadata=about)
 
 
@@ -53,7 +54,7 @@ class Group:
 
 
 def _check_range(entry: Field[Any], value: Any) -> None:
-    least, most, below = entry.metadata.get("range", (None, None, None))
+    least, most, below, above = entry.metadata.get("range", (None, None, None, None))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     flag = f"--{entry.name.replace('_', '-')}"
@@ -61,6 +62,8 @@ def _check_range(entry: Field[Any], value: Any) -> None:
         raise ConfigError(f"{entry.name}={value} is not a number", do=f"give {flag} a finite number")
     if least is not None and value < least:
         raise ConfigError(f"{entry.name}={value} is too small", do=f"give {flag} at least {least}")
+    if above is not None and value <= above:
+        raise ConfigError(f"{entry.name}={value} is too small", do=f"give {flag} more than {above}")
     if most is not None and value > most:
         raise ConfigError(f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} to {most}")
     if below is not None and value >= below:
@@ -109,7 +112,7 @@ class Optim(Group):
         "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.",
         common=True,
     )
-    lr: float = setting(1e-3, "Peak learning rate.", least=0, common=True)
+    lr: float = setting(1e-3, "Peak learning rate.", above=0, common=True)
     weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
     warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
     schedule: Literal["cosine", "inverse_sqrt"] = setting("cosine", "How the learning rate falls after the warm-up.")

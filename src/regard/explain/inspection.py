@@ -159,8 +159,8 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> T
     if not Path(run).expanduser().is_dir():
         raise DataError("a checkpoint file knows no images", where=run, do="give images")
     folder = Run.open(run)
-    rows = folder.read_rows("splits.csv")
-    if not rows or "label" not in rows[0]:
+    rows = folder.split_rows()
+    if "label" not in rows[0]:
         raise DataError("the run has no images", where=run, do="give images")
     labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading(), folder.path)
     source = open_source(folder.read_config().data, labels, how)

@@ -26,7 +26,7 @@ def explanations(run: Run) -> list[Section]:
     """Explained images, if the run has some."""
     if not (run.path / "explain" / "explanations.json").is_file():
         return []
-    images = run.read_json("explain/explanations.json")
+    images = run.read_json("explain/explanations.json", list)
     if not all(isinstance(maps, list) for maps in images):
         return [Section(TITLE, "<p>Explained by an earlier version, in a form this one does not show.</p>")]
     pictures = []

@@ -176,7 +176,7 @@ def stored_splits(run: Run, dataset: Dataset) -> list[str]:
     if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
         do = "put it back as it was, or train anew on what it is now"
         raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
-    return [row["split"] for row in run.read_rows("splits.csv")]
+    return [row["split"] for row in run.split_rows()]
 
 
 def prepare(task: Task, progress: Progress, state: State | None = None, folder: Path | None = None) -> None:
@@ -261,7 +261,10 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
 def report(run: Run) -> None:
     """Draw a run's figures and write its report from the files of its folder."""
     _, entry, config, origins = read_config(run)
-    write_report(run, config, origins, entry.load())
+    try:
+        write_report(run, config, origins, entry.load())
+    except KeyError as error:
+        raise RunError(f"a file of the run is damaged: it lacks {error}", where=run.path) from error
 
 
 def rehearse(task: Task, progress: Progress) -> str:
