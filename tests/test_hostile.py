@@ -41,11 +41,26 @@ def test_an_empty_folder(refused, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_check_refuses_what_train_refuses(refused, cli, tmp_path):
+    data = make_folder(tmp_path / "data", classes=("red",))
+    for command in (("check", "data"), ("train", "data", *TRAIN)):
+        refused(*command, said=("one class only, red",))
+    rows = "".join(f"data/red/{n:02d}.png,{n / 7:.3f}\n" for n in range(12))
+    (tmp_path / "t.csv").write_text(f"path,label\n{rows}")
+    for command in (("check", "t.csv"), ("train", "t.csv", *TRAIN)):
+        refused(*command, said=("class '0.000' has too few independent images", "--column label"))
+    data.rename(tmp_path / "test")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "test").rename(tmp_path / "only" / "test")
+    assert cli("check", "only")[0] == 0, "data to evaluate on"
+
+
 def test_a_class_with_one_image(refused, tmp_path):
     make_folder(tmp_path / "data")
     make_folder(tmp_path / "more", per_class=1, classes=("rare",))
     (tmp_path / "more" / "rare").rename(tmp_path / "data" / "rare")
-    refused("train", "data", *TRAIN, said=("'rare' has too few independent images",))
+    for command in (("check", "data"), ("train", "data", *TRAIN)):
+        refused(*command, said=("'rare' has too few independent images",))
     assert not (tmp_path / "run").exists()
 
 

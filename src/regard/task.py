@@ -315,6 +315,15 @@ class Task(ABC):
         raise ConfigError(f"{cls.name} has no evaluation on other data")
 
     @classmethod
+    def without(cls, result: Any, seen: set[int]) -> Any:
+        """The result without the samples that the model has seen, which keeps the whole one beside it."""
+        return result
+
+    def doubts(self, summary: dict[str, Any]) -> list[str]:
+        """What in a summary speaks against the model, in sentences."""
+        return []
+
+    @classmethod
     def compare(cls, first: Sequence[Any], second: Sequence[Any], data: dict[str, Any]) -> dict[str, Any]:
         """By figure, how far the second run is ahead of the first: paired tests on rows of predictions.csv.
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 import regard
 from regard.errors import ConfigError, DataError, RunError
 from regard.metrics.paired import mcnemar
+from regard.tasks.classification.evaluation import doubts
 from regard.weights import Run
 from tests.conftest import make_folder
 from tests.loading import evaluate_classifier
@@ -79,9 +81,71 @@ def test_data_is_read_as_the_run_read_its_own(tmp_path, capsys):
     assert evaluate_classifier(run.path, tmp_path / "data", split="all", quiet=True).classes == ("blue", "red")
 
 
-def test_an_unknown_split_is_named(pictures):
-    with pytest.raises(DataError, match="no split 'val'"):
-        evaluate_classifier(pictures / "run", pictures / "data", split="val", quiet=True)
+def test_splits_that_the_run_cut_itself_can_be_named(pictures, capsys):
+    rows = Run(pictures / "run").read_rows("splits.csv")
+    for part in ("val", "test", "train"):
+        result = evaluate_classifier(pictures / "run", pictures / "data", split=part)
+        assert set(result.keys) == {row["name"] for row in rows if row["split"] == part}
+        assert f"{part} as the run cut it" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no split 'vall'"):
+        evaluate_classifier(pictures / "run", pictures / "data", split="vall", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory):
+    """A run on data with train, val and test, of whose 12 test images 8 occur in train or val."""
+    folder = tmp_path_factory.mktemp("leaking")
+    make_folder(folder / "all", per_class=20, side=16)
+    for colour in ("red", "blue"):
+        for part, numbers in {"train": range(10), "val": range(10, 14), "test": (0, 1, 2, 10, 14, 15)}.items():
+            (folder / "data" / part / colour).mkdir(parents=True)
+            for n in numbers:
+                shutil.copy(
+                    folder / "all" / colour / f"{n:02d}.png", folder / "data" / part / colour / f"{part}{n}.png"
+                )
+    settings: Any = {"model": "vit_nano", "depth": 1, "size": 16, "epochs": 1, "explain": 0}
+    regard.train(folder / "data", **settings, out=folder / "run", quiet=True)
+    return folder
+
+
+def test_training_and_evaluation_give_the_same_two_answers(leaking, cli):
+    summary = json.loads((leaking / "run" / "summary.json").read_text())
+    code, said, told = cli("eval", leaking / "run", leaking / "data", "--out", leaking / "figures.json")
+    assert code == 0
+    stored = json.loads((leaking / "figures.json").read_text())
+    assert summary["figures"] == stored["figures"]
+    assert summary["whole"] == stored["whole"]
+    assert (summary["figures"]["accuracy"]["n"], summary["whole"]["n"], summary["whole"]["seen"]) == (4, 12, 8)
+    assert "8 of 12 test images occur in training or validation" in told
+    assert "8 of 12 samples occur in training or validation and are left out; on all 12: accuracy" in said
+    report = (leaking / "run" / "report.html").read_text()
+    assert "8 of 12 test images occur in training or validation and are left out of these figures; on all 12" in report
+    rows = Run(leaking / "run").read_rows("predictions.csv"), Run(leaking / "run").read_rows("predictions-all.csv")
+    assert [len(own) for own in rows] == [4, 12]
+    assert "8 of 12 test images occur in training or validation" in cli("check", leaking / "data")[1]
+
+
+def test_without_a_test_split_validation_images_are_used_and_this_is_said(leaking, tmp_path, cli):
+    data = tmp_path / "data"
+    shutil.copytree(leaking / "data", data)
+    shutil.rmtree(data / "test")
+    shutil.copy(data / "train" / "red" / "train0.png", data / "val" / "red" / "leak.png")
+    code, said, told = cli("eval", leaking / "run", data)
+    assert code == 0, told
+    assert "no test split: the figures are on val" in told
+    assert "1 of 9 samples occur in training" in said
+    code, said, told = cli("probe", leaking / "run", data, "--methods", "neighbours", "--neighbours", "3")
+    assert code == 0, told
+    assert "tested on val" in told
+
+
+def test_figures_that_speak_against_a_model_are_said():
+    figures = {"accuracy": {"value": 0.3, "low": 0.2, "high": 0.4, "n": 100}}
+    summary = {"figures": figures, "split": "test", "confusion": [[10, 60], [10, 20]], "val_accuracy": 0.9}
+    below, far = doubts(summary)
+    assert "30.0%, less than always giving the commonest class: 70.0%" in below
+    assert "far below the 90.0% on val" in far
+    assert doubts(summary | {"val_accuracy": 0.44, "confusion": [[20, 5]] * 4}) == []
 
 
 def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_path, capsys):

@@ -132,7 +132,7 @@ def run_pretrain(words: Sequence[str]) -> None:
 
 
 def run_check(words: Sequence[str]) -> None:
-    """Read every sample of a data set and say what is there and what is wrong with it."""
+    """Read every sample of a data set and say what is there and what is wrong with it; refuse what train would."""
     parser = Parser("check", run_check.__doc__)
     parser.add_argument("data", help=DATA_HELP)
     add_opening(parser, (entry.config for entry in tasks.TASKS))
@@ -144,6 +144,9 @@ def run_check(words: Sequence[str]) -> None:
     dataset = api.check(data, quiet=quiet, **given)
     print(dataset.describe())
     dataset.require_usable()
+    from regard.run.using import require_trainable
+
+    require_trainable(dataset, data, **given)
 
 
 def run_resume(words: Sequence[str]) -> None:
@@ -249,4 +252,8 @@ def tell_run(run: Any) -> None:
         figure = summary["figures"][name]
         print(f"{name.replace('_', ' ')} {figure['value']:.4f} "
               f"(95 % interval {interval(figure)}, n={figure['n']})")  # fmt: skip
+    if "whole" in summary:
+        from regard.report.explanations import whole_figures
+
+        print(whole_figures(summary))
     print(run.path / "report.html")

@@ -99,3 +99,10 @@ class Dataset(Protocol):
     def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:
         """The samples that occur in these rows of a run's splits.csv."""
         ...
+
+
+def leaked(dataset: Dataset, splits: Sequence[str], part: str) -> set[int]:
+    """The samples of a split that occur in training too; or in validation, which chooses the weights."""
+    earlier = ("train",) if part == "val" else ("train", "val")
+    rows = [row for row in dataset.split_rows(splits) if row["split"] in earlier]
+    return dataset.seen(rows) & {i for i, name in enumerate(splits) if name == part}

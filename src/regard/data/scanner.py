@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.dataset import UNUSED, listed
+from regard.data.dataset import UNUSED, leaked, listed
 from regard.data.source import Files, Source
 from regard.errors import DataError
 
@@ -96,10 +96,10 @@ class ImageDataset:
     def warnings(self, splits: Sequence[str]) -> list[str]:
         counts = (
             (len(self.unreadable), "images cannot be read and are left out"),
-            (len(self.crossing(splits)), "images occur in more than one split"),
             (len(self.groups_across_splits(splits)), "patients have images in more than one split"),
         )
-        return [f"{count} {what} (data.json lists them)" for count, what in counts if count]
+        lines = [f"{count} {what} (data.json lists them)" for count, what in counts if count]
+        return [*lines, *self.leak_lines(splits)]
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         classes = self.source.classes
@@ -120,6 +120,15 @@ class ImageDataset:
             if digest is not None:
                 groups[digest].append(index)
         return [group for group in groups.values() if len(group) > 1]
+
+    def leak_lines(self, splits: Sequence[str]) -> list[str]:
+        """How many images of each split occur in an earlier one, in sentences."""
+        lines = []
+        for part in (name for name in ("val", "test") if name in splits):
+            if count := len(leaked(self, splits, part)):
+                where = "training" if part == "val" else "training or validation"
+                lines.append(f"{count} of {splits.count(part)} {part} images occur in {where}, by pixels or patient")
+        return lines
 
     def crossing(self, splits: Sequence[str]) -> list[list[int]]:
         """Duplicates in more than one split: leaks from training into evaluation."""
@@ -175,6 +184,7 @@ class ImageDataset:
         ):
             parts.append(f"{title}: {len(lines)}" if patients or "patients" not in title else "patients: not known")
             parts += listed(lines)
+        parts += self.leak_lines(splits)
         if patients and without:
             parts.append(f"images without a patient or group, each taken to stand alone: {without}")
         return "\n".join(parts)
@@ -205,6 +215,7 @@ class ImageDataset:
             "unreadable": dict(self.unreadable),
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
+            "leaked": self.leak_lines(splits),
             "groups": self.num_groups(),
             "groups_across_splits": self.groups_across_splits(splits),
             "conflicting_labels": keys(self.conflicting()),
@@ -217,8 +228,9 @@ class ImageDataset:
         groups, crossing = self.num_groups(), len(self.groups_across_splits(splits))
         known = f"{groups}; across splits: {crossing}" if groups else "not known"
         return [
-            f"Images that occur more than once: {len(self.duplicates())}; across splits: {len(self.crossing(splits))}; "
-            f"with differing labels: {len(self.conflicting())}.",
+            f"Images that occur more than once: {sum(map(len, self.duplicates()))}; "
+            f"with differing labels: {sum(map(len, self.conflicting()))}.",
+            *(f"{line}." for line in self.leak_lines(splits)),
             f"Files ignored: {len(self.source.ignored)}.",
             f"Patients or groups: {known}.",
         ]

@@ -10,6 +10,7 @@ from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.report.page import table
 from regard.task import Page, Section
+from regard.tasks.classification.evaluation import doubts
 from regard.weights import Run, write_text
 
 NAMES = {
@@ -87,7 +88,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
 
 
 def _warnings(data: Any, summary: Any) -> list[str]:
-    lines = image_warnings(data, summary)
+    lines = [*image_warnings(data, summary), *(f"{line[0].upper()}{line[1:]}." for line in doubts(summary))]
     if (np.array(summary["confusion"]).sum(0) > 0).sum() == 1:
         lines.insert(0, "It gives the same answer for every image: it has learnt nothing yet.")
     if data["conflicting_labels"]:

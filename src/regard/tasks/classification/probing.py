@@ -89,18 +89,22 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
     if folder:
         stored = folder.read_config()
         data = find(stored.task).config.from_json(stored.settings, folder.path)[0].data
-    names, note = split(dataset, data.split_seed, data.holdout)
+    given = dataset.given_splits()
+    if "val" in given and "test" not in given:
+        progress.say("the data has no test split: the probe is tested on val, and chooses on images cut from train")
+        given = ["test" if name == "val" else name for name in given]
+    names, note = split(dataset, data.split_seed, data.holdout, given=given)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
     if not parts["test"]:
-        raise DataError(
-            "the data has no test split to probe on",
-            where=dataset.source.name,
-            do="name one test; if that is what is now val, a new val is cut from train",
-        )
+        raise DataError("the data has no test split to probe on", where=dataset.source.name, do="name one test")
     progress.say(f"splits: {note}")
-    if leaks := len(dataset.crossing(names)):
-        progress.say(f"warning: {leaks} images stand in more than one split (`regard check` lists them)")
+    for line in dataset.leak_lines(names):
+        progress.say(f"warning: {line}")
     seen = seen_samples(dataset, run, progress)
+    if folder and "test" not in dataset.given_splits() and "val" in dataset.given_splits():
+        # The weights were chosen on these, which no other images can replace.
+        seen = dataset.seen([row for row in folder.seen_rows() if row["split"] == "train"])
+        note += "; tested on val, which may also have chosen the weights"
     new = [i for i in parts["test"] if i not in seen]
     if not new:
         raise DataError(

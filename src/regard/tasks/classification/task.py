@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.errors import DataError
 from regard.tasks.classification.comparison import compare_classifiers
-from regard.tasks.classification.evaluation import Evaluation, evaluate, quick_figures
+from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.page import page
 from regard.tasks.classification.predictor import Classifier
@@ -47,7 +48,14 @@ class Task(ImageTask):
                 where=dataset.path or dataset.name,
                 do="give the folder that holds one folder per class; labels in file names are read by --label-pattern",
             )
-        return super().split(dataset, config)
+        try:
+            return super().split(dataset, config)
+        except DataError as error:
+            if not all(re.fullmatch(r"-?\d+\.\d*", name) for name in classes):
+                raise
+            column = config.data.label_column or "label"
+            do = f"the labels look like numbers: to predict them as such, give --column {column}"
+            raise DataError(error.what, where=error.where, do=do) from None
 
     @property
     def objective(self) -> CrossEntropy:
@@ -116,6 +124,13 @@ class Task(ImageTask):
             )
 
     probe = staticmethod(probe)
+
+    @classmethod
+    def without(cls, result: Evaluation, seen: set[int]) -> Evaluation:
+        return result.without(seen)
+
+    def doubts(self, summary: dict[str, Any]) -> list[str]:
+        return doubts(summary)
 
     @classmethod
     def compare(cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: Any) -> Any:

@@ -128,6 +128,10 @@ class Task(ImageTask):
             return evaluate(predictor, dataset, loader, tick)
 
     @classmethod
+    def without(cls, result: NumberEvaluation, seen: set[int]) -> NumberEvaluation:
+        return result.without(seen)
+
+    @classmethod
     def compare(
         cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
     ) -> dict[str, Comparison]:
