@@ -215,10 +215,10 @@ def evaluate(
 ) -> Result:
     """Figures of a trained model on data.
 
-    Which samples: those of `split`, or "all". If not said, the test split if the data has one, else val, else everything
-    that the run has not seen. The figures are without test samples that the run trained on or chose its weights by;
-    `whole` of the result is with them. Settings say how the data is read, such as `label_column`. Options by task: of images `mirror`, the mean over
-    each image and its mirror image; of sentences `beam_size` and `length_penalty`.
+    Which samples: those of `split`, or "all". If not said, the test split if the data has one, else val, else all that
+    the run has not seen. The figures are without test samples that the run trained on or chose its weights by; `whole`
+    of the result is with them. Settings say how the data is read, such as `label_column`. Options by task: of images
+    `mirror`, the mean over each image and its mirror image; of sentences `beam_size` and `length_penalty`.
     """
     return using.evaluate(run, data, split=split, quiet=quiet, **options)
 

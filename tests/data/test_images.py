@@ -132,6 +132,21 @@ def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path, side,
         read_image(bomb(tmp_path / "x.png", side))
 
 
+@pytest.mark.parametrize("side", [9_000, 60_000])
+def test_large_images_say_how_they_can_be_read(tmp_path, side):
+    megapixels = side * side // 1_000_000
+    with pytest.raises(DataError, match=rf"{megapixels}\.0 megapixels(.|\n)*--max-megapixels {megapixels};"):
+        read_image(bomb(tmp_path / "x.png", side))
+    path = saved(tmp_path, Image.fromarray(RGB))
+    with pytest.raises(DataError, match="--max-megapixels 1;"):
+        read_image(path, max_megapixels=1e-6)
+
+
+def test_an_image_above_the_usual_cap_is_read_if_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    assert read_image(saved(tmp_path, Image.fromarray(RGB)))[0].shape == (3, 3, 4)
+
+
 def test_text_with_an_image_name_is_no_image(tmp_path):
     (tmp_path / "x.png").write_text("not an image")
     with pytest.raises(DataError, match="not an image"):

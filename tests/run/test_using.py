@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from typing import Any
 
 import numpy as np
@@ -162,8 +163,11 @@ def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_pat
         (np.zeros((3, 16, 16), np.int64), "int64"),
         (np.full((3, 16, 16), np.nan), "NaN"),
         (np.full((3, 16, 16), 255.0), "0 to 1"),
-        (np.zeros((4, 16, 16), np.uint8), "put the channels first"),
-        (np.zeros((16, 16, 3), np.uint8), "put the channels first"),
+        (np.zeros((4, 16, 16), np.uint8), "1 or 3 channels"),
+        (np.zeros((16, 16, 4), np.uint8), "1 or 3 channels"),
+        (np.zeros((2, 3, 16, 16), np.uint8), "several: predict_many"),
+        (np.zeros((0, 16, 3), np.uint8), "1 or 3 channels"),
+        (np.full((16, 16), "x"), "type <U1"),
         (["a.png", "b.png"], "predict_many"),
     ],
 )
@@ -176,8 +180,18 @@ def test_arrays_tensors_and_files_give_the_same_answer(pictures):
     file = pictures / "data" / "red" / "00.png"
     pixels = np.asarray(Image.open(file)).transpose(2, 0, 1).copy()
     predictor = regard.load(pictures / "run")
-    given = (file, str(file), Image.open(file), pixels, pixels.astype(np.float64) / 255)
-    answers = [predictor.predict(image) for image in given]
+    read_only = np.asarray(Image.open(file))
+    assert not read_only.flags.writeable
+    mirrored = pixels[:, :, ::-1].copy()[:, :, ::-1]
+    floats = pixels.astype(np.float64) / 255
+    given = (file, str(file), Image.open(file), pixels, floats, read_only, mirrored, floats.astype(">f4"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answers = [predictor.predict(image) for image in given]
+    grey = read_only[..., 0]
+    assert (
+        predictor.predict(grey).probs == predictor.predict(grey[None]).probs == predictor.predict(grey[..., None]).probs
+    )
     for answer in answers[1:]:
         assert answer.probs == pytest.approx(answers[0].probs, abs=1e-3)
 

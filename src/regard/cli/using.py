@@ -33,6 +33,15 @@ def _of_task(run: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
     return checked_options(getattr(entry.settings, kind), given, entry.name)
 
 
+LARGEST = "Largest image that is decoded, in millions of pixels (default: 64)."
+
+
+def _loading(run: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the options those for loading the model, taken out of them."""
+    own = {name: given.pop(name) for name in ("max_megapixels",) if name in given}
+    return _of_task(run, "LoadOptions", own) if own else {}
+
+
 def run_eval(words: Sequence[str]) -> None:
     """Figures with 95 % intervals for a trained model on data."""
     parser = Parser("eval", run_eval.__doc__)
@@ -75,24 +84,30 @@ def run_predict(words: Sequence[str]) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")
+    parser.add_argument("--max-megapixels", type=float, metavar="FLOAT", help=LARGEST)
     given = parse(parser, words)
     run, inputs, out = given.pop("run"), given.pop("inputs", []), given.pop("out", None)
     if out and Path(out).suffix not in (".csv", ".json"):
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
+    loading = _loading(run, given)
     options = _of_task(run, "PredictOptions", given)
     from regard import api
 
-    predictor: Any = api.load(run, quiet=quiet)
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     shown = {name: options.pop(name) for name in ("top",) if name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
     made = predictor.predict_many(predictor.inputs(inputs), failed=failed, **together, **options)
     if out:
-        made = list(made)
-        if made:
-            print(predictor.save(made, Path(out)))
+        kept: list[Any] = []
+        try:
+            for prediction in made:
+                kept.append(prediction)
+        finally:  # also when it is stopped
+            if kept:
+                print(predictor.save(kept, Path(out)))
     else:
         predictor.show(made, **shown, **options)
     refuse_failed(failed)
@@ -107,15 +122,17 @@ def run_explain(words: Sequence[str]) -> None:
         "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf (default: explanation.png)."
     )
     _options(parser, "ExplainOptions")
+    parser.add_argument("--max-megapixels", type=float, metavar="FLOAT", help=LARGEST)
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    loading = _loading(run, given)
     options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
 
     check_ending(out)
-    predictor: Any = api.load(run, quiet=quiet)
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     if not hasattr(predictor, "explain_inputs"):
         raise ConfigError("there is nothing to explain", where=run)
     predictor.explain_inputs(inputs, out, quiet=quiet, **options)

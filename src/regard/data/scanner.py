@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -251,20 +253,21 @@ class ImageDataset:
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> ImageDataset:
     """Read every sample once, in parallel; damaged files are listed, not raised."""
     dataset, cached, total = ImageDataset(source), 0, len(source.samples)
-    for index, result in enumerate(_check_all(source, total)):
-        tick(index + 1, total)
-        if isinstance(result, str):
-            dataset.unreadable.append((source.samples[index].key, result))
-            dataset.digests.append(None)
-            continue
-        shape, mode, digest, pixels = result
-        dataset.sizes[shape[1:]] += 1
-        dataset.modes[mode] += 1
-        dataset.channels = max(dataset.channels, shape[0])
-        dataset.digests.append(digest)
-        if pixels is not None and cached <= CACHE_BYTES:
-            cached += pixels.nbytes
-            dataset.cache[index] = torch.from_numpy(pixels)
+    with closing(_check_all(source, total)) as results:  # whatever happens, its threads or processes end here
+        for index, result in enumerate(results):
+            tick(index + 1, total)
+            if isinstance(result, str):
+                dataset.unreadable.append((source.samples[index].key, result))
+                dataset.digests.append(None)
+                continue
+            shape, mode, digest, pixels = result
+            dataset.sizes[shape[1:]] += 1
+            dataset.modes[mode] += 1
+            dataset.channels = max(dataset.channels, shape[0])
+            dataset.digests.append(digest)
+            if pixels is not None and cached <= CACHE_BYTES:
+                cached += pixels.nbytes
+                dataset.cache[index] = torch.from_numpy(pixels)
     if len(dataset.cache) < total - len(dataset.unreadable):
         dataset.cache.clear()
     return dataset
@@ -286,20 +289,26 @@ def _check(source: Source, index: int) -> _Checked:
     return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
 
 
-def _check_all(source: Source, total: int) -> Iterator[_Checked]:
+def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
     """Checks of all samples, in order. Many files are decoded by processes: threads would wait for the GIL."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     parent = not multiprocessing.current_process().daemon  # a daemon may have no children
     parts = [range(n, min(n + 32, total)) for n in range(0, total, 32)]
     if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
-        with ThreadPoolExecutor(cores) as threads:
-            yield from _ordered(threads, partial(_check_part, source), parts)
+        stop, threads = threading.Event(), ThreadPoolExecutor(cores)
+        try:
+            yield from _ordered(threads, partial(_check_part, source, stop.is_set), parts)
+        finally:
+            stop.set()
+            threads.shutdown(cancel_futures=True)
         return
     fork = multiprocessing.get_context("fork")
     processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_start_worker, initargs=(source,))
+    finished = False
     try:
         yield from _ordered(processes, _check_in_worker, parts)
+        finished = True
     except BrokenProcessPool:
         raise DataError(
             "a process that read images was killed, by a damaged file or for lack of memory",
@@ -307,7 +316,9 @@ def _check_all(source: Source, total: int) -> Iterator[_Checked]:
             do="free memory and run again; if it happens again, look for the file with a few images at a time",
         ) from None
     finally:
-        processes.shutdown(wait=False, cancel_futures=True)
+        for process in [] if finished else list((processes._processes or {}).values()):
+            process.terminate()
+        processes.shutdown(cancel_futures=True)  # waiting: its thread would wake up without its pipes at the exit
 
 
 def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: list[range]) -> Iterator[_Checked]:
@@ -320,8 +331,8 @@ def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: lis
         yield from result
 
 
-def _check_part(source: Source, part: range) -> list[_Checked]:
-    return [_check(source, index) for index in part]
+def _check_part(source: Source, stopped: Callable[[], bool], part: range) -> list[_Checked]:
+    return [_check(source, index) for index in part if not stopped()]
 
 
 _SOURCE: list[Source] = []  # in a worker process: what it reads from
@@ -329,9 +340,10 @@ _SOURCE: list[Source] = []  # in a worker process: what it reads from
 
 def _start_worker(source: Source) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and ends its workers by this
     torch.set_num_threads(1)
     _SOURCE[:] = [source]
 
 
 def _check_in_worker(part: range) -> list[_Checked]:
-    return _check_part(_SOURCE[0], part)
+    return _check_part(_SOURCE[0], lambda: False, part)

@@ -91,7 +91,7 @@ class Task(ImageTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Classifier:
-        return Classifier.open(path, device, progress, options.heads)
+        return Classifier.open(path, device, progress, options)
 
     @classmethod
     def open_for(cls, predictor: Classifier, data: str | Path, config: Any, progress: Progress) -> ImageDataset:
