@@ -99,6 +99,7 @@ def test_what_is_not_a_number_is_refused(task):
     [
         (IMAGES, {"epoch": 3}, "classification has no setting 'epoch'.*did you mean epochs"),
         (IMAGES, {"beam_size": 4}, "classification has no setting 'beam_size'"),
+        (IMAGES, {"learning_rate": 4}, "it is called lr"),
         (TEXT, {"mixup": 0.2}, "translation has no setting 'mixup'"),
         (TEXT, {"shard": True}, "translation has no setting 'shard'"),
         (TEXT, {"patch": 4}, "translation has no setting 'patch'"),

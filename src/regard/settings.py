@@ -11,7 +11,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_type_hints
 
@@ -20,6 +20,16 @@ from regard.config import fit_value
 from regard.errors import ConfigError, did_you_mean
 
 Origin = Literal["default", "recipe", "weights", "flag", "auto"]
+OTHER_NAMES = {
+    "learning_rate": "lr", "arch": "model", "architecture": "model", "backbone": "model", "imgsz": "size",
+    "img_size": "size", "image_size": "size", "input_size": "size", "resolution": "size", "batch": "batch_size",
+    "bs": "batch_size", "num_epochs": "epochs", "max_steps": "steps", "wd": "weight_decay",
+    "num_workers": "workers", "output": "out", "output_dir": "out", "name": "out", "opt": "optimizer",
+    "pretrained": "weights", "checkpoint": "weights", "val_split": "holdout", "augment": "policy", "grad_clip": "clip",
+    "amp": "precision", "smoothing": "label_smoothing", "patch_size": "patch", "dim": "width", "embed_dim": "width",
+    "num_heads": "heads", "layers": "depth", "num_layers": "depth",
+}  # fmt: skip
+"""What settings are called elsewhere."""
 MAX_MEGAPIXELS = 64.0
 """Size up to which an image is decoded, if not said otherwise: a small file can claim to be enormous."""
 
@@ -41,6 +51,17 @@ def setting(
     """
     about = {"help": help, "range": (least, most, below, above), "common": common, "opens": opens}
     return field(default=default, metadata=about)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The hint for a setting that does not exist: what it is called here, or names that are close.
+
+    >>> suggestion("learning_rate", ["lr", "warmup"])
+    'it is called lr'
+    """
+    known = list(known)
+    called = OTHER_NAMES.get(name.lower().replace("-", "_"))
+    return f"it is called {called}" if called in known else did_you_mean(name, known)
 
 
 class Group:
@@ -305,6 +326,11 @@ class RunConfig:
                     yield group, entry, hints[entry.name]
 
     @classmethod
+    def names(cls) -> set[str]:
+        """Every setting there is, the fields of models included."""
+        return {entry.name for _, entry, _ in cls.entries()} | cls.shape_fields().keys()
+
+    @classmethod
     def opening(cls) -> dict[str, tuple[Field[Any], Any]]:
         """Field and type of each setting that says how data is read."""
         return {entry.name: (entry, kind) for _, entry, kind in cls.entries() if entry.metadata["opens"]}
@@ -346,7 +372,7 @@ class RunConfig:
                 raise ConfigError(
                     f"{self.task_name or 'a run'} has no setting {name!r}",
                     where=where,
-                    do=did_you_mean(name, [*home, *shape]),
+                    do=suggestion(name, [*home, *shape]),
                 )
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in changed.items()})
 
@@ -413,6 +439,12 @@ class ImageRunConfig(RunConfig):
     not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
     data: ImageData = field(default_factory=ImageData)
     machine: ImageMachine = field(default_factory=ImageMachine)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self.model.fields().get("size", 2)
+        if min(size if isinstance(size, tuple) else (size,), default=2) < 2:
+            raise ConfigError(f"size={size} leaves no image to see", do="give --size at least 2, such as 32 or 224")
 
 
 @dataclass(frozen=True)
