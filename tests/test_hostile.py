@@ -103,6 +103,14 @@ def test_files_of_a_run_that_hold_something_else(refused, run_folder, tmp_path, 
         refused(*command, said=("",))
 
 
+def test_settings_that_would_have_no_effect(refused):
+    refused(
+        "train", "digits", "--dry-run", "--strength", "0.5", said=("strength is of RandAugment only", "--policy rand")
+    )
+    words = ("--dry-run", "--mixup", "0", "--mixup-off", "0.5")
+    refused("train", "digits", *words, said=("mixup_off leaves out mixup and CutMix", "--cutmix"))
+
+
 def test_a_rate_that_is_no_number(refused):
     for value in ("nan", "inf", "0", "-1"):
         refused("train", "digits", "--lr", value, said=("lr=",))

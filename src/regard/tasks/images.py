@@ -158,6 +158,12 @@ class ImageTask(Task):
         }
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        augment, origins = self.config.augment, self.job.origins
+        if origins.get("strength") == "flag" and augment.policy != "rand":
+            raise ConfigError("strength is of RandAugment only", do="give --policy rand, or leave --strength out")
+        if origins.get("mixup_off") == "flag" and augment.mixup_off and not (augment.mixup or augment.cutmix):
+            what = "mixup_off leaves out mixup and CutMix, and there are none"
+            raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
         if self.job.start:
             for line in self.job.start.report.lines():
                 progress.say(line)
