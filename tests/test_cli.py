@@ -5,13 +5,34 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import regard
 from regard.cli.flags import MODEL_FIELDS, Parser, add_settings, parse
+from regard.data import read_image
 from regard.tasks import TASKS
 from regard.tasks.image_predictor import ImagePredictor
+
+
+@pytest.mark.parametrize("ending", ["csv", "json"])
+def test_predictions_made_before_a_stop_are_kept(cli, run_folder, digit_files, tmp_path, monkeypatch, ending):
+    read: list[Any] = []
+
+    def reader(path: Path, *options: Any) -> Any:
+        read.append(path)
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        return read_image(path, *options)
+
+    whole = ImagePredictor.predict_many
+    monkeypatch.setattr("regard.tasks.image_predictor.read_image", reader)
+    monkeypatch.setattr(ImagePredictor, "predict_many", lambda self, *a, **k: whole(self, *a, batch_size=2, **k))
+    code, _, err = cli("predict", run_folder, digit_files, "--out", tmp_path / f"kept.{ending}")
+    assert (code, err.strip()) == (130, "stopped")
+    text = (tmp_path / f"kept.{ending}").read_text()
+    assert [f"{n}.png" in text for n in range(5)] == [True, True, False, False, False]
 
 
 def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_path):
@@ -270,7 +291,7 @@ def test_switches_sizes_and_both_spellings_are_read():
     add_settings(parser, [entry.config for entry in TASKS if entry.command == "train"])
     for words, values in {
         ("--no-joint", "--rope"): {"joint": False, "rope": True},
-        ("--flip", "False", "--compile=true"): {"flip": False, "compile": True},
+        ("--no-flip", "--compile"): {"flip": False, "compile": True},
         ("--size", "16", "--patch", "2", "4"): {"size": 16, "patch": (2, 4)},
         ("--layer_decay", "0.75", "--weight-decay", "1e-3"): {"layer_decay": 0.75, "weight_decay": 1e-3},
         ("--from", "a.npz", "--freeze", "all"): {"weights": "a.npz", "freeze": "all"},
@@ -282,6 +303,7 @@ def test_switches_sizes_and_both_spellings_are_read():
 
 
 def flags(text: str) -> set[str]:
+    text = re.sub(r", --no-[a-z-]+", "", text)
     return set(re.findall(r"^  (?:--[a-z-]+, )?--([a-z-]+)", text, flags=re.MULTILINE))
 
 

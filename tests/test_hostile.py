@@ -1,8 +1,11 @@
 """Bad input through the command line: a clear error, exit code 2, no traceback, and nothing lost."""
 
 import resource
+import shutil
+import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +41,79 @@ def test_an_empty_folder(refused, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_check_refuses_what_train_refuses(refused, cli, tmp_path):
+    data = make_folder(tmp_path / "data", classes=("red",))
+    for command in (("check", "data"), ("train", "data", *TRAIN)):
+        refused(*command, said=("one class only, red",))
+    rows = "".join(f"data/red/{n:02d}.png,{n / 7:.3f}\n" for n in range(12))
+    (tmp_path / "t.csv").write_text(f"path,label\n{rows}")
+    for command in (("check", "t.csv"), ("train", "t.csv", *TRAIN)):
+        refused(*command, said=("class '0.000' has too few independent images", "--column label"))
+    data.rename(tmp_path / "test")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "test").rename(tmp_path / "only" / "test")
+    assert cli("check", "only")[0] == 0, "data to evaluate on"
+
+
 def test_a_class_with_one_image(refused, tmp_path):
     make_folder(tmp_path / "data")
     make_folder(tmp_path / "more", per_class=1, classes=("rare",))
     (tmp_path / "more" / "rare").rename(tmp_path / "data" / "rare")
-    refused("train", "data", *TRAIN, said=("'rare' has too few independent images",))
+    for command in (("check", "data"), ("train", "data", *TRAIN)):
+        refused(*command, said=("'rare' has too few independent images",))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_damaged_archives(refused, tmp_path, method):
+    arrays = {"images": np.random.default_rng(0).integers(0, 255, (20, 6, 6), np.uint8), "labels": np.arange(20) % 2}
+    np.savez(tmp_path / "whole.npz", **arrays)
+    with zipfile.ZipFile(tmp_path / "whole.npz") as whole, zipfile.ZipFile(tmp_path / "x.npz", "w", method) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    contents = (tmp_path / "x.npz").read_bytes()
+    for at in range(100, 400, 20):
+        (tmp_path / "x.npz").write_bytes(contents[:at] + bytes([contents[at] ^ 255]) + contents[at + 1 :])
+        refused("check", "x.npz", "--quiet", said=("safely",))
+
+
+def test_images_without_pixels(refused, tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((4, 0, 6), np.uint8), labels=np.arange(4) % 2)
+    refused("check", "x.npz", said=("images without pixels",))
+
+
+def test_a_tiff_whose_offsets_are_no_whole_numbers(refused, tmp_path):
+    path = make_folder(tmp_path / "data", per_class=2) / "red" / "bad.tif"
+    Image.new("L", (8, 8)).save(path)
+    contents = bytearray(path.read_bytes())
+    first = struct.unpack_from("<I", contents, 4)[0] + 2
+    entries = range(first, first + 12 * struct.unpack_from("<H", contents, first - 2)[0], 12)
+    offsets = next(at for at in entries if struct.unpack_from("<H", contents, at)[0] == 273)
+    struct.pack_into("<H", contents, offsets + 2, 5)
+    path.write_bytes(contents)
+    refused("check", "data", said=("1 of 5 images cannot be read", "bad.tif: the image is damaged"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "data.json", "summary.json", "environment.json", "splits.csv"])
+def test_files_of_a_run_that_hold_something_else(refused, run_folder, tmp_path, file):
+    run = shutil.copytree(run_folder, tmp_path / "run", dirs_exist_ok=True)
+    for contents in ("[]", "{}"):
+        (run / file).write_text(contents)
+        command = ("eval", run, "digits") if file == "splits.csv" else ("report", run)
+        refused(*command, said=("",))
+
+
+def test_settings_that_would_have_no_effect(refused):
+    refused(
+        "train", "digits", "--dry-run", "--strength", "0.5", said=("strength is of RandAugment only", "--policy rand")
+    )
+    words = ("--dry-run", "--mixup", "0", "--mixup-off", "0.5")
+    refused("train", "digits", *words, said=("mixup_off leaves out mixup and CutMix", "--cutmix"))
+
+
+def test_a_rate_that_is_no_number(refused):
+    for value in ("nan", "inf", "0", "-1"):
+        refused("train", "digits", "--lr", value, said=("lr=",))
 
 
 @pytest.mark.parametrize("kind", ["truncated", "bomb", "NaN"])

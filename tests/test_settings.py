@@ -64,7 +64,11 @@ def test_every_number_is_held_to_its_range(task):
     """Just outside each bound is refused by name; the bound itself is not."""
     tried = 0
     for _, entry, _ in task.config.entries():
-        least, most, below = entry.metadata["range"]
+        least, most, below, above = entry.metadata["range"]
+        if above is not None:
+            with pytest.raises(ConfigError, match=f"{entry.name}="):
+                task.config.of({entry.name: above})
+            tried += 1
         whole = isinstance(entry.default, int) or entry.default is None
         step = 1 if whole else 1e-9
         for wrong in ([least - step] if least is not None else []) + ([most + step] if most is not None else []):
@@ -95,6 +99,7 @@ def test_what_is_not_a_number_is_refused(task):
     [
         (IMAGES, {"epoch": 3}, "classification has no setting 'epoch'.*did you mean epochs"),
         (IMAGES, {"beam_size": 4}, "classification has no setting 'beam_size'"),
+        (IMAGES, {"learning_rate": 4}, "it is called lr"),
         (TEXT, {"mixup": 0.2}, "translation has no setting 'mixup'"),
         (TEXT, {"shard": True}, "translation has no setting 'shard'"),
         (TEXT, {"patch": 4}, "translation has no setting 'patch'"),

@@ -221,10 +221,11 @@ def evaluate(
 ) -> Result:
     """Figures of a trained model on data. `out` is a new folder for evaluation.json and predictions.csv.
 
-    Which samples: those of `split`, or "all". If not said, the test split if the data has one, else everything, but
-    never a sample that the run trained on or chose its weights by. Options by task: of images `mirror`, the mean over
-    each image and its mirror image; of sentences `beam_size` and `length_penalty` (the run's own if not said), and
-    `source` and `target`, where the data calls the languages otherwise.
+    Which samples: those of `split`, or "all". If not said, the test split if the data has one, else val, else all that
+    the run has not seen. The figures are without test samples that the run trained on or chose its weights by; `whole`
+    of the result is with them. Settings say how the data is read, such as `label_column`, or `source` and `target`,
+    where the data calls the languages otherwise. Options by task: of images `mirror`, the mean over each image and its
+    mirror image; of sentences `beam_size` and `length_penalty` (the run's own if not said).
     """
     return using.evaluate(run, data, split=split, out=out, quiet=quiet, **options)
 

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 
 class RegardError(Exception):
@@ -70,6 +71,24 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {one if number == 1 else word}"
 
 
+def close_names(name: str, options: Iterable[str]) -> list[str]:
+    """Those of the options that are a slip of the pen away.
+
+    >>> close_names("digits", [".git", "digit"])
+    ['digit']
+    """
+    options = sorted(options)
+    near = difflib.get_close_matches(name, options, n=3, cutoff=0.75)
+    return near or difflib.get_close_matches(name, options, n=1, cutoff=0.65)
+
+
+def nearby_data(path: Path) -> str:
+    """The hint for data that is not there: what lies beside it under a similar name, if anything does."""
+    names = [p.name for p in path.parent.iterdir() if not p.name.startswith(".")] if path.parent.is_dir() else []
+    close = close_names(path.name, names)
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """The hint for a misspelt name: its near matches, or all the options when nothing is near.
 
@@ -77,10 +96,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     'did you mean vit_b16?'
     """
     options = sorted(options)
-    close = difflib.get_close_matches(name, options, n=3, cutoff=0.75) or difflib.get_close_matches(
-        name, options, n=2, cutoff=0.5
-    )
-    if close:
+    if close := close_names(name, options):
         return f"did you mean {' or '.join(close)}?"
     more = f" and {len(options) - 20} more" if len(options) > 20 else ""
     return f"choose from {', '.join(options[:20])}{more}"

@@ -11,7 +11,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_type_hints
 
@@ -23,6 +23,18 @@ POSITIVE = frozenset({"size", "patch", "channels", "width", "depth", "heads", "m
 """Fields of models that are numbers of at least 1."""
 
 Origin = Literal["default", "recipe", "weights", "flag", "auto"]
+OTHER_NAMES = {
+    "learning_rate": "lr", "arch": "model", "architecture": "model", "backbone": "model", "imgsz": "size",
+    "img_size": "size", "image_size": "size", "input_size": "size", "resolution": "size", "batch": "batch_size",
+    "bs": "batch_size", "num_epochs": "epochs", "max_steps": "steps", "wd": "weight_decay",
+    "num_workers": "workers", "output": "out", "output_dir": "out", "name": "out", "opt": "optimizer",
+    "pretrained": "weights", "checkpoint": "weights", "val_split": "holdout", "augment": "policy", "grad_clip": "clip",
+    "amp": "precision", "smoothing": "label_smoothing", "patch_size": "patch", "dim": "width", "embed_dim": "width",
+    "num_heads": "heads", "layers": "depth", "num_layers": "depth",
+}  # fmt: skip
+"""What settings are called elsewhere."""
+MAX_MEGAPIXELS = 64.0
+"""Size up to which an image is decoded, if not said otherwise: a small file can claim to be enormous."""
 
 
 def setting(
@@ -32,15 +44,27 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    above: float | None = None,
     common: bool = False,
     opens: bool = False,
 ) -> Any:
-    """A field of a group. Numbers lie between `least` and `most`, or below `below`.
+    """A field of a group. Numbers lie between `least` and `most`, above `above` and below `below`.
 
     `common` ones are in the short help. Those that say what the data is (`opens`) are flags of `regard check` too.
     """
-    about = {"help": help, "range": (least, most, below), "common": common, "opens": opens}
+    about = {"help": help, "range": (least, most, below, above), "common": common, "opens": opens}
     return field(default=default, metadata=about)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The hint for a setting that does not exist: what it is called here, or names that are close.
+
+    >>> suggestion("learning_rate", ["lr", "warmup"])
+    'it is called lr'
+    """
+    known = list(known)
+    called = OTHER_NAMES.get(name.lower().replace("-", "_"))
+    return f"it is called {called}" if called in known else did_you_mean(name, known)
 
 
 class Group:
@@ -54,7 +78,7 @@ class Group:
 
 
 def _check_range(entry: Field[Any], value: Any) -> None:
-    least, most, below = entry.metadata.get("range", (None, None, None))
+    least, most, below, above = entry.metadata.get("range", (None, None, None, None))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     flag = f"--{entry.name.replace('_', '-')}"
@@ -62,6 +86,8 @@ def _check_range(entry: Field[Any], value: Any) -> None:
         raise ConfigError(f"{entry.name}={value} is not a number", do=f"give {flag} a finite number")
     if least is not None and value < least:
         raise ConfigError(f"{entry.name}={value} is too small", do=f"give {flag} at least {least}")
+    if above is not None and value <= above:
+        raise ConfigError(f"{entry.name}={value} is too small", do=f"give {flag} more than {above}")
     if most is not None and value > most:
         raise ConfigError(f"{entry.name}={value} is out of range", do=f"give {flag} {least or 0} to {most}")
     if below is not None and value >= below:
@@ -113,7 +139,7 @@ class Optim(Group):
         "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.",
         common=True,
     )
-    lr: float = setting(1e-3, "Peak learning rate.", least=0, common=True)
+    lr: float = setting(1e-3, "Peak learning rate.", above=0, common=True)
     weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
     warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
     schedule: Literal["cosine", "inverse_sqrt"] = setting("cosine", "How the learning rate falls after the warm-up.")
@@ -187,6 +213,20 @@ class ImageData(Data):
         None,
         "Use only this many training images, as many of each class, if any; smaller subsets are nested in larger ones.",
         least=1,
+    )
+    image_column: str | None = setting(
+        None, "Column of the table that holds the paths. Default: path, image, file, filename or filepath.", opens=True
+    )
+    label_column: str | None = setting(
+        None, "Column of the table that holds the labels. Default: label, class, target or diagnosis.", opens=True
+    )
+    label_pattern: str | None = setting(
+        None,
+        "Labels from file names: a regular expression whose first group is the label, such as '^(.+)_[0-9]+'.",
+        opens=True,
+    )
+    max_megapixels: float = setting(
+        MAX_MEGAPIXELS, "Largest image that is decoded, in millions of pixels.", least=0.001, opens=True
     )
 
 
@@ -292,6 +332,16 @@ class RunConfig:
                     yield group, entry, hints[entry.name]
 
     @classmethod
+    def names(cls) -> set[str]:
+        """Every setting there is, the fields of models included."""
+        return {entry.name for _, entry, _ in cls.entries()} | cls.shape_fields().keys()
+
+    @classmethod
+    def opening(cls) -> dict[str, tuple[Field[Any], Any]]:
+        """Field and type of each setting that says how data is read."""
+        return {entry.name: (entry, kind) for _, entry, kind in cls.entries() if entry.metadata["opens"]}
+
+    @classmethod
     def shape_fields(cls, model: str | None = None) -> dict[str, Any]:
         """Name and type of each settable field of the model's config; of all models of this kind if none is said."""
         types: dict[str, Any] = {}
@@ -329,7 +379,7 @@ class RunConfig:
                 raise ConfigError(
                     f"{self.task_name or 'a run'} has no setting {name!r}",
                     where=where,
-                    do=did_you_mean(name, [*home, *shape]),
+                    do=suggestion(name, [*home, *shape]),
                 )
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in changed.items()})
 
@@ -403,6 +453,12 @@ class ImageRunConfig(RunConfig):
     not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
     data: ImageData = field(default_factory=ImageData)
     machine: ImageMachine = field(default_factory=ImageMachine)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self.model.fields().get("size", 2)
+        if min(size if isinstance(size, tuple) else (size,), default=2) < 2:
+            raise ConfigError(f"size={size} leaves no image to see", do="give --size at least 2, such as 32 or 224")
 
 
 @dataclass(frozen=True)

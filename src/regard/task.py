@@ -313,11 +313,30 @@ class Task(ABC):
         raise ConfigError(f"{cls.name} has nothing to predict", where=path)
 
     @classmethod
+    def stored_settings(cls, run: str | Path, data: str | Path) -> dict[str, Any]:
+        """How the run's own data was read, as far as that is for other data too."""
+        return {}
+
+    @classmethod
+    def open_for(cls, predictor: Any, data: str | Path, config: Any, progress: Progress) -> Dataset:
+        """Read data to test a trained model on; what it cannot be tested on is refused early."""
+        return cls.open(data, config, progress)
+
+    @classmethod
     def evaluate_on(cls, predictor: Any, dataset: Any, index: list[int], options: Any, progress: Progress) -> Result:
         """Figures of a trained model on other data; `options` are the task's `EvalOptions`."""
         from regard.errors import ConfigError
 
         raise ConfigError(f"{cls.name} has no evaluation on other data")
+
+    @classmethod
+    def without(cls, result: Any, seen: set[int]) -> Any:
+        """The result without the samples that the model has seen, which keeps the whole one beside it."""
+        return result
+
+    def doubts(self, summary: dict[str, Any]) -> list[str]:
+        """What in a summary speaks against the model, in sentences."""
+        return []
 
     @classmethod
     def compare(cls, first: Sequence[Any], second: Sequence[Any], data: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from regard.data import read_image
-from regard.data.images import MAX_PIXELS
 from regard.errors import DataError
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
@@ -128,10 +127,24 @@ def bomb(path: Path, side: int) -> Path:
 
 @pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
 def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path, side, monkeypatch):
-    assert side * side > MAX_PIXELS
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
     with pytest.raises(DataError, match=r"pixels|bomb"):
         read_image(bomb(tmp_path / "x.png", side))
+
+
+@pytest.mark.parametrize("side", [9_000, 60_000])
+def test_large_images_say_how_they_can_be_read(tmp_path, side):
+    megapixels = side * side // 1_000_000
+    with pytest.raises(DataError, match=rf"{megapixels}\.0 megapixels(.|\n)*--max-megapixels {megapixels};"):
+        read_image(bomb(tmp_path / "x.png", side))
+    path = saved(tmp_path, Image.fromarray(RGB))
+    with pytest.raises(DataError, match="--max-megapixels 1;"):
+        read_image(path, max_megapixels=1e-6)
+
+
+def test_an_image_above_the_usual_cap_is_read_if_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    assert read_image(saved(tmp_path, Image.fromarray(RGB)))[0].shape == (3, 3, 4)
 
 
 def test_text_with_an_image_name_is_no_image(tmp_path):

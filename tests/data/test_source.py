@@ -1,19 +1,25 @@
 """Data is recognised, said why, and refused with the row or name that is wrong."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from regard.config import make
 from regard.data import find_images, open_source, scan
 from regard.data.source import Files
-from regard.errors import DataError
+from regard.errors import DataError, RegardError
+from regard.settings import ImageData
 from tests.conftest import make_folder
 
 
@@ -36,6 +42,130 @@ def test_split_folders(tmp_path):
     assert "split folders" in source.why
     assert {s.split for s in source.samples} == {"train", "val", "test"}
     assert source.counts()["val"] == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("Training", "Testing"), ("train", "test")),
+        (("training_set", "test_set"), ("train", "test")),
+        (("TRAIN", "dev", "Test"), ("train", "val", "test")),
+        (("train", "eval"), ("train", "val")),
+        (("train", "dev", "eval"), ("train", "val", "test")),
+        (("train2017", "Validation"), ("train", "val")),
+    ],
+)
+def test_split_folders_under_their_usual_names(tmp_path, names, splits):
+    for name in names:
+        make_folder(tmp_path / name, per_class=1)
+    source = open_source(tmp_path)
+    assert source.classes == ("blue", "red")
+    assert {s.key.split("/")[0]: s.split for s in source.samples} == dict(zip(names, splits, strict=True))
+    table = tmp_path / "t.csv"
+    rows = [f"{name}/{colour}/00.png,{colour},{name}" for name in names for colour in ("red", "blue")]
+    table.write_text("path,label,split\n" + "\n".join(rows))
+    assert set(open_source(table).counts()) == set(splits)
+
+
+def test_a_parent_folder_is_not_a_class(tmp_path):
+    make_folder(tmp_path / "outer" / "archive" / "training_set" / "training_set", per_class=1)
+    make_folder(tmp_path / "outer" / "archive" / "test_set", per_class=1)
+    source = open_source(tmp_path / "outer")
+    assert source.classes == ("blue", "red")
+    assert set(source.counts()) == {"train", "test"}
+    assert source.why.startswith("inside archive: split folders")
+    assert source.name == "outer"
+    make_folder(tmp_path / "outer" / "other" / "train", per_class=1)
+    with pytest.raises(DataError, match="archive holds test_set and training_set: it is a data set of its own"):
+        open_source(tmp_path / "outer")
+
+
+def test_what_lies_beside_the_data_is_said_and_left_out(tmp_path):
+    make_folder(tmp_path / "data" / "train", per_class=2)
+    for folder in ("test", "__MACOSX", "annotations/trimaps", "extra", "notes"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / "data" / folder / "1.jpg")
+    (tmp_path / "data/notes/1.jpg").rename(tmp_path / "data/notes/readme.txt")
+    source = open_source(tmp_path / "data")
+    assert source.counts() == {"train": {0: 2, 1: 2}}
+    assert source.left_out == (
+        "__MACOSX: never part of the data",
+        "annotations: never part of the data",
+        "extra: 1 images, 0 other files; no split",
+        "notes: 0 images, 1 other files; no split",
+        "test: 1 images, 0 other files; no folder per class, so no labels",
+    )
+    assert "folders left out: 5" in scan(source).describe()
+    assert len(open_source(tmp_path / "data", labels=False).samples) == 5, "without labels, those of test count"
+    inner = open_source(tmp_path / "data" / "train")
+    assert inner.left_out == ()
+    for folder in ("__MACOSX", "xml"):
+        (tmp_path / "data" / "train" / folder).mkdir()
+        (tmp_path / "data" / "train" / folder / "a.xml").write_text("x")
+    inner = open_source(tmp_path / "data" / "train")
+    assert inner.classes == ("blue", "red")
+    assert inner.left_out == ("__MACOSX: never part of the data", "xml: 1 files, none an image")
+
+
+def named_files(folder: Path, *names: str) -> Path:
+    """Tiny pictures of these names."""
+    for n, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), n).save(folder / name)
+    return folder
+
+
+def test_labels_from_file_names(tmp_path):
+    pets = named_files(tmp_path / "pets", "images/Abyssinian_1.jpg", "images/Abyssinian_2.jpg", "images/pug_10.jpg")
+    source = open_source(pets, how=ImageData(label_pattern=r"^(.+)_\d+"))
+    assert source.classes == ("Abyssinian", "pug")
+    assert [s.label for s in source.samples] == [0, 0, 1]
+    kaggle = named_files(tmp_path / "kaggle", "train/cat.0.jpg", "train/dog.0.jpg", "val/dog.1.jpg", "test1/1.jpg")
+    with pytest.raises(DataError, match="test1 and train and val hold images, but no folder per class"):
+        open_source(kaggle)
+    source = open_source(kaggle, how=ImageData(label_pattern="^(cat|dog)"))
+    assert source.counts() == {"train": {0: 1, 1: 1}, "val": {1: 1}}
+    assert source.left_out == ("test1: 1 of 1 images, whose names such as 1.jpg --label-pattern does not match",)
+    for pattern, words in (("^cat", "no group"), ("(", "no regular expression"), ("(x)y", "matches no file name")):
+        with pytest.raises(RegardError, match=words):
+            open_source(kaggle, how=ImageData(label_pattern=pattern))
+
+
+def test_columns_by_name(tmp_path):
+    named_files(tmp_path, "1.png", "2.png")
+    table = tmp_path / "meta.csv"
+    table.write_text("img,dx,label\n1.png,mel,7\n2.png,nv,8\n")
+    how = ImageData(image_column="img", label_column="dx")
+    for data in (table, tmp_path):
+        source = open_source(data, how=how)
+        assert source.classes == ("mel", "nv")
+        assert "label from 'dx'; columns not used: label" in source.why
+    with pytest.raises(DataError, match="no column 'dz'"):
+        open_source(table, how=ImageData(image_column="img", label_column="dz"))
+    with pytest.raises(DataError, match="name it by --image-column"):
+        open_source(table)
+    for data, name in ((table, "label_pattern"), ("digits", "label_column"), (tmp_path, "image_column")):
+        with pytest.raises(RegardError, match=f"--{name.replace('_', '-')} is not for this data"):
+            open_source(data, how=make(ImageData, {name: "(x)"}))
+
+
+def test_the_index_column_that_pandas_writes_is_no_fault(tmp_path):
+    named_files(tmp_path, "1.png", "2.png")
+    (tmp_path / "t.csv").write_text(",path,label\n0,1.png,a\n1,2.png,b\n")
+    source = open_source(tmp_path / "t.csv")
+    assert source.classes == ("a", "b")
+    assert "not used" not in source.why
+    assert list(source.rows) == [2, 3]
+
+
+def test_an_archive_may_name_its_classes(tmp_path):
+    for name in ("classes", "label_names"):
+        np.savez(tmp_path / "x.npz", **arrays(**{name: np.array(["cat", "dog", "unused"])}))
+        assert open_source(tmp_path / "x.npz").classes == ("cat", "dog")
+    for names, words in ((["cat"], "1 different names"), (["a", "a"], "1 different names"), ([1, 2], "not one text")):
+        np.savez(tmp_path / "x.npz", **arrays(), classes=np.array(names))
+        with pytest.raises(DataError, match=words):
+            open_source(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -292,6 +422,55 @@ class Deadly(Files):
         if index == 300:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(index)
+
+
+@dataclass(frozen=True)
+class Stuck(Files):
+    """After the first part, no file can be read to its end."""
+
+    def __call__(self, index):
+        if index >= 32:
+            signal.pause()
+        return super().__call__(index)
+
+
+def stop(done: int, total: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+def test_processes_that_read_end_with_the_check_or_when_it_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    source = open_source(make_folder(tmp_path / "many", per_class=300, side=4))
+    reader: Any = source.reader
+    threads = set(threading.enumerate())
+    scan(source)
+    assert not multiprocessing.active_children()
+    assert set(threading.enumerate()) == threads
+    with pytest.raises(KeyboardInterrupt):
+        scan(dataclasses.replace(source, reader=Stuck(reader.paths)), stop)
+    assert not multiprocessing.active_children()
+
+
+def test_threads_that_read_stop_after_the_image_they_are_at(tmp_path, monkeypatch):
+    source = open_source(make_folder(tmp_path / "few", per_class=100, side=4))
+    stopped, read, real = threading.Event(), [], ThreadPoolExecutor.shutdown
+
+    def reader(index: int) -> Any:
+        read.append(index)
+        if index >= 32:
+            stopped.wait()
+        return source.reader(index)
+
+    def shutdown(pool: ThreadPoolExecutor, **options: Any) -> None:
+        stopped.set()
+        real(pool, **options)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+    with pytest.raises(KeyboardInterrupt):
+        scan(dataclasses.replace(source, reader=reader), stop)
+    assert len(read) <= 32 + 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")

@@ -222,11 +222,12 @@ def test_images_the_run_trained_on_are_never_tested_on(trained, tmp_path, capsys
         regard.probe(trained / "run", tmp_path, quiet=True)
 
 
-def test_data_without_a_test_split_is_refused(trained, tmp_path):
+def test_data_without_a_test_split_is_tested_on_val(trained, tmp_path, capsys):
     for part, side in (("train", 24), ("val", 26)):
-        make_folder(tmp_path / part, per_class=4, side=side)
-    with pytest.raises(DataError, match=r"no test split(.|\n)*a new val is cut from train"):
-        regard.probe(trained / "run", tmp_path, quiet=True)
+        make_folder(tmp_path / part, per_class=8, side=side)
+    result = regard.probe(trained / "run", tmp_path, methods=["neighbours"], neighbours=3)
+    assert result.rows[0].accuracy.n == 16
+    assert "no test split: the probe is tested on val" in capsys.readouterr().err
 
 
 def test_features_are_what_the_head_sees_computed_once(trained, monkeypatch):

@@ -141,3 +141,16 @@ def test_a_calibrated_model_is_not_found_guilty():
         labels = (draw.random(400) > p).astype(int)
         covered += summarise(np.c_[p, 1 - p], labels, ("a", "b")).figures["calibration_error"].low < 0.01
     assert covered >= 30
+
+
+def test_a_small_calibration_error_keeps_room_above():
+    """Where confidence and accuracy agree, or every answer is right, the error is not known to be so small."""
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        p = draw.uniform(0.6, 0.98, 400)
+        labels = (draw.random(400) >= p).astype(int)
+        figure = summarise(np.c_[p, 1 - p], labels, ("a", "b")).figures["calibration_error"]
+        assert figure.low < figure.value < figure.high - 0.01
+    perfect = summarise(np.tile([1.0, 0.0], (300, 1)), np.zeros(300, int), ("a", "b")).figures["calibration_error"]
+    assert perfect.low == perfect.value == 0
+    assert 3 / 300 < perfect.high < 4 / 300

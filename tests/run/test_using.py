@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 import regard
 from regard.errors import ConfigError, DataError, RunError
 from regard.metrics.paired import mcnemar
+from regard.tasks.classification.evaluation import doubts
 from regard.weights import Run
 from tests.conftest import make_folder
 from tests.loading import evaluate_classifier
@@ -63,9 +66,87 @@ def test_classes_are_matched_by_name_not_by_number(pictures, tmp_path):
     assert np.array_equal(result.summary.confusion[0], [0, 0])
 
 
-def test_an_unknown_split_is_named(pictures):
-    with pytest.raises(DataError, match="no split 'val'"):
-        evaluate_classifier(pictures / "run", pictures / "data", split="val", quiet=True)
+def test_data_is_read_as_the_run_read_its_own(tmp_path, capsys):
+    make_folder(tmp_path / "data")
+    rows = [f"{c}/{n:02d}.png,{c},{n}" for c in ("red", "blue") for n in range(12)]
+    (tmp_path / "data" / "t.csv").write_text("img,colour,label\n" + "\n".join(rows))
+    run = regard.train(
+        tmp_path / "data" / "t.csv", image_column="img", label_column="colour", model="vit_nano", depth=1, size=16,
+        epochs=1, explain=0, out=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert evaluate_classifier(run.path, tmp_path / "data" / "t.csv", quiet=True).classes == ("blue", "red")
+    with pytest.raises(DataError, match="does not know: 0, 1"):
+        evaluate_classifier(run.path, tmp_path / "data" / "t.csv", label_column="label")
+    assert "reading" not in capsys.readouterr().err, "the classes are compared before any image is read"
+    (tmp_path / "data" / "t.csv").unlink()
+    assert evaluate_classifier(run.path, tmp_path / "data", split="all", quiet=True).classes == ("blue", "red")
+
+
+def test_splits_that_the_run_cut_itself_can_be_named(pictures, capsys):
+    rows = Run(pictures / "run").read_rows("splits.csv")
+    for part in ("val", "test", "train"):
+        result = evaluate_classifier(pictures / "run", pictures / "data", split=part)
+        assert set(result.keys) == {row["name"] for row in rows if row["split"] == part}
+        assert f"{part} as the run cut it" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no split 'vall'"):
+        evaluate_classifier(pictures / "run", pictures / "data", split="vall", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory):
+    """A run on data with train, val and test, of whose 12 test images 8 occur in train or val."""
+    folder = tmp_path_factory.mktemp("leaking")
+    make_folder(folder / "all", per_class=20, side=16)
+    for colour in ("red", "blue"):
+        for part, numbers in {"train": range(10), "val": range(10, 14), "test": (0, 1, 2, 10, 14, 15)}.items():
+            (folder / "data" / part / colour).mkdir(parents=True)
+            for n in numbers:
+                shutil.copy(
+                    folder / "all" / colour / f"{n:02d}.png", folder / "data" / part / colour / f"{part}{n}.png"
+                )
+    settings: Any = {"model": "vit_nano", "depth": 1, "size": 16, "epochs": 1, "explain": 0}
+    regard.train(folder / "data", **settings, out=folder / "run", quiet=True)
+    return folder
+
+
+def test_training_and_evaluation_give_the_same_two_answers(leaking, cli):
+    summary = json.loads((leaking / "run" / "summary.json").read_text())
+    code, said, told = cli("eval", leaking / "run", leaking / "data", "--out", leaking / "figures.json")
+    assert code == 0
+    stored = json.loads((leaking / "figures.json").read_text())
+    assert summary["figures"] == stored["figures"]
+    assert summary["whole"] == stored["whole"]
+    assert (summary["figures"]["accuracy"]["n"], summary["whole"]["n"], summary["whole"]["seen"]) == (4, 12, 8)
+    assert "8 of 12 test images occur in training or validation" in told
+    assert "8 of 12 samples occur in training or validation and are left out; on all 12: accuracy" in said
+    report = (leaking / "run" / "report.html").read_text()
+    assert "8 of 12 test images occur in training or validation and are left out of these figures; on all 12" in report
+    rows = Run(leaking / "run").read_rows("predictions.csv"), Run(leaking / "run").read_rows("predictions-all.csv")
+    assert [len(own) for own in rows] == [4, 12]
+    assert "8 of 12 test images occur in training or validation" in cli("check", leaking / "data")[1]
+
+
+def test_without_a_test_split_validation_images_are_used_and_this_is_said(leaking, tmp_path, cli):
+    data = tmp_path / "data"
+    shutil.copytree(leaking / "data", data)
+    shutil.rmtree(data / "test")
+    shutil.copy(data / "train" / "red" / "train0.png", data / "val" / "red" / "leak.png")
+    code, said, told = cli("eval", leaking / "run", data)
+    assert code == 0, told
+    assert "no test split: the figures are on val" in told
+    assert "1 of 9 samples occur in training" in said
+    code, said, told = cli("probe", leaking / "run", data, "--methods", "neighbours", "--neighbours", "3")
+    assert code == 0, told
+    assert "tested on val" in told
+
+
+def test_figures_that_speak_against_a_model_are_said():
+    figures = {"accuracy": {"value": 0.3, "low": 0.2, "high": 0.4, "n": 100}}
+    summary = {"figures": figures, "split": "test", "confusion": [[10, 60], [10, 20]], "val_accuracy": 0.9}
+    below, far = doubts(summary)
+    assert "30.0%, less than always giving the commonest class: 70.0%" in below
+    assert "far below the 90.0% on val" in far
+    assert doubts(summary | {"val_accuracy": 0.44, "confusion": [[20, 5]] * 4}) == []
 
 
 def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_path, capsys):
@@ -82,8 +163,11 @@ def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_pat
         (np.zeros((3, 16, 16), np.int64), "int64"),
         (np.full((3, 16, 16), np.nan), "NaN"),
         (np.full((3, 16, 16), 255.0), "0 to 1"),
-        (np.zeros((4, 16, 16), np.uint8), "put the channels first"),
-        (np.zeros((16, 16, 3), np.uint8), "put the channels first"),
+        (np.zeros((4, 16, 16), np.uint8), "1 or 3 channels"),
+        (np.zeros((16, 16, 4), np.uint8), "1 or 3 channels"),
+        (np.zeros((2, 3, 16, 16), np.uint8), "several: predict_many"),
+        (np.zeros((0, 16, 3), np.uint8), "1 or 3 channels"),
+        (np.full((16, 16), "x"), "type <U1"),
         (["a.png", "b.png"], "predict_many"),
     ],
 )
@@ -96,8 +180,18 @@ def test_arrays_tensors_and_files_give_the_same_answer(pictures):
     file = pictures / "data" / "red" / "00.png"
     pixels = np.asarray(Image.open(file)).transpose(2, 0, 1).copy()
     predictor = regard.load(pictures / "run")
-    given = (file, str(file), Image.open(file), pixels, pixels.astype(np.float64) / 255)
-    answers = [predictor.predict(image) for image in given]
+    read_only = np.asarray(Image.open(file))
+    assert not read_only.flags.writeable
+    mirrored = pixels[:, :, ::-1].copy()[:, :, ::-1]
+    floats = pixels.astype(np.float64) / 255
+    given = (file, str(file), Image.open(file), pixels, floats, read_only, mirrored, floats.astype(">f4"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answers = [predictor.predict(image) for image in given]
+    grey = read_only[..., 0]
+    assert (
+        predictor.predict(grey).probs == predictor.predict(grey[None]).probs == predictor.predict(grey[..., None]).probs
+    )
     for answer in answers[1:]:
         assert answer.probs == pytest.approx(answers[0].probs, abs=1e-3)
 

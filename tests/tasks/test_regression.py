@@ -204,7 +204,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(
     ("column", "error", "match"),
     [
         ("age", DataError, "no column 'age'"),
-        ("note", DataError, "120 values are no numbers: 000.png: note is 'seen'"),
+        ("note", DataError, "120 values are no numbers: row 2 .000.png.: note is 'seen'"),
         ("radius,radius", ConfigError, "names nothing, or one column twice"),
     ],
 )

@@ -14,8 +14,8 @@ from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from regard.config import fit_value
-from regard.errors import ConfigError, did_you_mean
-from regard.settings import Group, RunConfig
+from regard.errors import ConfigError, close_names
+from regard.settings import OTHER_NAMES, Group, RunConfig
 
 ALIASES = {"weights": ("--from",)}
 CONSTANTS = {"true": True, "false": False, "none": None}
@@ -30,9 +30,15 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = [name for name in action.option_strings if "_" not in name]
-        if not names or action.nargs == 0:
+        if not names:
             return super()._format_action_invocation(action)
+        if action.nargs == 0:
+            return ", ".join(names)
         return f"{', '.join(names)} {self._format_args(action, action.dest.upper())}"
+
+
+Switch = argparse.BooleanOptionalAction
+"""--NAME and --no-NAME: the one kind of flag that takes no value."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +49,7 @@ class Parser(argparse.ArgumentParser):
             f"regard {command}", description=about, epilog=more, argument_default=argparse.SUPPRESS, allow_abbrev=False,
             formatter_class=HelpFormatter,
         )  # fmt: skip
-        self.add_argument("--quiet", action="store_true", help="Print results only.")
+        self.add_argument("--quiet", action=Switch, help="Print results only.")
 
     def error(self, message: str) -> Any:
         raise ConfigError(message, do=f"see {self.prog} --help")
@@ -57,13 +63,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_setting(parser: Any, name: str, kind: Any, help: str | None, default: Any = None) -> None:
-    """One flag, hidden where `help` is None. A switch may be given alone, as --no-NAME, or with True or False."""
+    """One flag, hidden where `help` is None. A switch is given as --NAME or --no-NAME."""
     flag = "--" + name.replace("_", "-")
     flags = [*ALIASES.get(name, ()), flag, *([f"--{name}"] if "_" in name else [])]
     options: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS if help is None else _shown(help, default)}
     if bool in _options(kind):
-        parser.add_argument(*flags, type=_reader(kind, name), nargs="?", const=True, metavar="BOOL", **options)
-        parser.add_argument("--no-" + name.replace("_", "-"), action="store_false", dest=name, help=argparse.SUPPRESS)
+        parser.add_argument(*flags, action=Switch, **options)
     elif any(get_origin(option) is tuple for option in _options(kind)):
         parser.add_argument(*flags, nargs="+", type=_reader(kind, name), metavar="N", **options)
     else:
@@ -149,6 +154,17 @@ def add_settings(
                     add(MODEL_FIELDS if shown == "all" else "model", name, wide, field.metadata, None)
 
 
+def add_opening(parser: Parser, configs: Iterable[type[RunConfig]]) -> set[str]:
+    """The flags that say how data is read, and their names."""
+    names: set[str] = set()
+    for config in configs:
+        for name, (entry, kind) in config.opening().items():
+            if name not in names:
+                add_setting(parser, name, kind, entry.metadata["help"], entry.default)
+            names.add(name)
+    return names
+
+
 def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> None:
     """The flags of the options that tasks have for a command."""
     seen: set[str] = set()
@@ -183,9 +199,21 @@ def parse(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
         word = next((word for word in rest if word.startswith("--")), rest[0])
         name = word.partition("=")[0]
         if not name.startswith("--"):
-            raise ConfigError(f"{word!r} is one word too many", do=f"see {parser.prog} --help")
-        raise ConfigError(f"there is no flag {name} here", do=did_you_mean(name, flags))
+            switch = word.lower() in CONSTANTS
+            do = "a switch takes no value: give --NAME or --no-NAME" if switch else f"see {parser.prog} --help"
+            raise ConfigError(f"{word!r} is one word too many", do=do)
+        raise ConfigError(f"there is no flag {name} here", do=_right_flag(name, flags) or f"see {parser.prog} --help")
     return given
+
+
+def _right_flag(name: str, flags: list[str]) -> str:
+    """What a flag is called here, or those whose names are close."""
+    known = {flag[2:].replace("-", "_"): flag for flag in flags if "_" not in flag}
+    wanted = name[2:].replace("-", "_")
+    if called := known.get(OTHER_NAMES.get(wanted, "")):
+        return f"it is called {called}"
+    close = [known[option] for option in close_names(wanted, known)]
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def _single(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from regard import tasks
-from regard.cli.flags import Parser, Shown, add_setting, add_settings, parse
+from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, parse
 from regard.console import columns, interval
 from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
@@ -111,9 +111,9 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         more += f"\n`regard {command} DATA --help-all` shows every setting for that data."
     parser = Parser(command, about, more)
     parser.add_argument("data", help=DATA_HELP if command == "train" else IMAGES_HELP)
-    parser.add_argument("--resume", action="store_true", help="If --out already holds a run, resume it.")
+    parser.add_argument("--resume", action=Switch, help="If --out already holds a run, resume it.")
     parser.add_argument(
-        "--dry-run", action="store_true", help="Build everything, make one step, print the plan, write nothing."
+        "--dry-run", action=Switch, help="Build everything, make one step, print the plan, write nothing."
     )
     if command == "train":
         parser.add_argument("--seeds", type=int, metavar="INT", help="Runs to make, each with the next seed.")
@@ -130,13 +130,10 @@ def run_pretrain(words: Sequence[str]) -> None:
 
 
 def run_check(words: Sequence[str]) -> None:
-    """Read every sample of a data set and say what is there and what is wrong with it."""
+    """Read every sample of a data set and say what is there and what is wrong with it; refuse what train would."""
     parser = Parser("check", run_check.__doc__)
     parser.add_argument("data", help=DATA_HELP)
-    for entry in tasks.TASKS:
-        for _, setting, kind in entry.config.entries():
-            if setting.metadata["opens"]:
-                add_setting(parser, setting.name, kind, setting.metadata["help"], setting.default)
+    add_opening(parser, (entry.config for entry in tasks.TASKS))
     given = parse(parser, words)
     data, quiet = given.pop("data"), given.pop("quiet", False)
     check_settings(tasks.choose(data, given)[0], given)
@@ -145,6 +142,9 @@ def run_check(words: Sequence[str]) -> None:
     dataset = api.check(data, quiet=quiet, **given)
     print(dataset.describe())
     dataset.require_usable()
+    from regard.run.using import require_trainable
+
+    require_trainable(dataset, data, **given)
 
 
 def run_resume(words: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sin
     parser.add_argument("--sizes", help="Numbers of training images, separated by commas.")
     parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
     parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time (default: 1).")
-    parser.add_argument("--quick", action="store_true", help="attention: a small form of it, in seconds.")
+    parser.add_argument("--quick", action=Switch, help="attention: a small form of it, in seconds.")
     parser.add_argument("--parts", help="attention: some of sinusoids,gradients,costs,bottleneck. Default: all.")
     add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], "none")
     given = parse(parser, words)
@@ -250,4 +250,8 @@ def tell_run(run: Any) -> None:
         figure, form = summary["figures"][name], f".{tasks.find(summary['task']).decimals(name)}f"
         print(f"{name.replace('_', ' ')} {figure['value']:{form}} "
               f"(95 % interval {interval(figure, form)}, n={figure['n']})")  # fmt: skip
+    if "whole" in summary:
+        from regard.report.explanations import whole_figures
+
+        print(whole_figures(summary))
     print(run.path / "report.html")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from regard import tasks
-from regard.cli.flags import Parser, add_options, checked_options, parse
+from regard.cli.flags import Parser, add_opening, add_options, checked_options, parse
 from regard.cli.making import Quiet, require_path
 from regard.console import Progress, columns, interval
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
@@ -33,6 +33,15 @@ def _of_task(run: str, kind: str, given: dict[str, Any]) -> tuple[tasks.Entry, d
     return entry, checked_options(getattr(entry.settings, kind), given, entry.name)
 
 
+LARGEST = "Largest image that is decoded, in millions of pixels (default: 64)."
+
+
+def _loading(run: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the options those for loading the model, taken out of them."""
+    own = {name: given.pop(name) for name in ("max_megapixels",) if name in given}
+    return _of_task(run, "LoadOptions", own)[1] if own else {}
+
+
 def run_eval(words: Sequence[str]) -> None:
     """Figures with 95 % intervals for a trained model on data."""
     parser = Parser("eval", run_eval.__doc__)
@@ -43,7 +52,9 @@ def run_eval(words: Sequence[str]) -> None:
     help = "Folder to make for figures and predictions, which `regard compare` reads; or a .json for the figures."
     parser.add_argument("--out", metavar="PATH", help=help)
     _options(parser, "EvalOptions")
+    opening = add_opening(parser, (entry.config for entry in tasks.TASKS))
     given = parse(parser, words)
+    how = {name: given.pop(name) for name in opening & given.keys()}
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
     split, quiet = given.pop("split", None), given.pop("quiet", False)
     if out and Path(out).suffix not in (".json", ""):
@@ -55,7 +66,7 @@ def run_eval(words: Sequence[str]) -> None:
     from regard.weights import to_json, write_text
 
     file = Path(out) if out and Path(out).suffix else None
-    result = api.evaluate(run, data, split=split, out=None if file else out, quiet=quiet, **options)
+    result = api.evaluate(run, data, split=split, out=None if file else out, quiet=quiet, **how, **options)
     if file:
         write_text(file, to_json(result.to_json()))
     rows = list[tuple[str, ...]]()
@@ -81,16 +92,18 @@ def run_predict(words: Sequence[str]) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")
+    parser.add_argument("--max-megapixels", type=float, metavar="FLOAT", help=LARGEST)
     given = parse(parser, words)
     run, inputs, out = given.pop("run"), given.pop("inputs", []), given.pop("out", None)
     if out and Path(out).suffix not in (".csv", ".json"):
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
+    loading = _loading(run, given)
     _, options = _of_task(run, "PredictOptions", given)
     from regard import api
 
-    predictor: Any = api.load(run, quiet=quiet)
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     shown = {name: options.pop(name) for name in ("top",) if name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
@@ -104,9 +117,13 @@ def run_predict(words: Sequence[str]) -> None:
                 tick(len(answers) + len(failed))
             made = answers
     if out:
-        made = list(made)
-        if made:
-            print(predictor.save(made, Path(out)))
+        kept: list[Any] = []
+        try:
+            for prediction in made:
+                kept.append(prediction)
+        finally:  # also when it is stopped
+            if kept:
+                print(predictor.save(kept, Path(out)))
     else:
         predictor.show(made, **shown, **options)
     refuse_failed(failed)
@@ -121,15 +138,17 @@ def run_explain(words: Sequence[str]) -> None:
         "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf (default: explanation.png)."
     )
     _options(parser, "ExplainOptions")
+    parser.add_argument("--max-megapixels", type=float, metavar="FLOAT", help=LARGEST)
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    loading = _loading(run, given)
     _, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
 
     check_ending(out)
-    predictor: Any = api.load(run, quiet=quiet)
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     if not hasattr(predictor, "explain_inputs"):
         raise ConfigError("there is nothing to explain", where=run)
     predictor.explain_inputs(inputs, out, quiet=quiet, **options)
@@ -185,6 +204,14 @@ class Probe:
     """Size of the network's input: one number, or height and width. Default: as the weights say."""
     heads: int | None = None
     """Attention heads, where the file does not say."""
+    image_column: str | None = None
+    """Column of the table that holds the paths."""
+    label_column: str | None = None
+    """Column of the table that holds the labels."""
+    label_pattern: str | None = None
+    """Labels from file names: a regular expression whose first group is the label."""
+    max_megapixels: float | None = None
+    """Largest image that is decoded, in millions of pixels."""
     out: str | None = None
     """Folder to make for probe.json, probe.csv and probe.svg."""
     quiet: Quiet = False
@@ -201,7 +228,7 @@ class Probe:
         result = api.probe(
             self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
             draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, quiet=self.quiet,
-            **_fields(self.size, self.heads),
+            **_fields(self.size, self.heads), **self._how(),
         )  # fmt: skip
         print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
             (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
@@ -209,6 +236,11 @@ class Probe:
              "" if row.strength is None else f"{row.strength:g}")
             for row in result.rows for f in (row.accuracy,)
         ]))  # fmt: skip
+
+    def _how(self) -> dict[str, Any]:
+        """How the data is read, as far as it is said."""
+        names = ("image_column", "label_column", "label_pattern", "max_megapixels")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass

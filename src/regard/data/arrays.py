@@ -12,6 +12,8 @@ from regard.data.source import Pixels, Sample, Source
 from regard.errors import DataError
 
 MAX_BYTES = 8 * 2**30
+CLASS_NAMES = ("classes", "class_names", "label_names")
+"""An array of texts under one of these names says what label 0, 1, … is called."""
 
 
 def arrays_source(path: Path, labelled: bool = True) -> Source:
@@ -37,6 +39,8 @@ def arrays_source(path: Path, labelled: bool = True) -> Source:
                 f"{prefix}images has shape {images.shape}, but {prefix}labels is for {len(labels)} pictures or volumes",
                 where=path,
             )
+        if len(images) and not images.size:
+            raise DataError(f"{prefix}images has shape {images.shape}: images without pixels", where=path)
         pixels += list(_as_images(images, f"{path}: {prefix}images"))
         for n, label in enumerate(labels.flatten().tolist()):
             samples.append((f"{prefix or 'image_'}{n}".replace("_", "/"), label, prefix.rstrip("_") or None))
@@ -48,14 +52,32 @@ def arrays_source(path: Path, labelled: bool = True) -> Source:
         )
     values = sorted({label for _, label, _ in samples})
     number = {value: n for n, value in enumerate(values)}
+    names = _class_names(arrays, values, path) if labelled else {}
     return Source(
         name=path.stem,
         kind="arrays",
-        why="an .npz with MedMNIST's array names",
-        classes=tuple(str(v) for v in values),
+        why="an .npz with MedMNIST's array names" + ("; names of the classes in it" if names else ""),
+        classes=tuple(names.get(v, str(v)) for v in values),
         samples=tuple(Sample(key, number[label], split) for key, label, split in samples),
         reader=Pixels(pixels),
     )
+
+
+def _class_names(arrays: dict[str, np.ndarray], values: list[int], path: Path) -> dict[int, str]:
+    """By label, what it is called, if the archive says it."""
+    for member in CLASS_NAMES:
+        if member not in arrays:
+            continue
+        texts = arrays[member]
+        if texts.ndim != 1 or texts.dtype.kind not in "US":
+            what = f"{member} has shape {texts.shape} and type {texts.dtype}, not one text per class"
+            raise DataError(what, where=path)
+        names = [text.decode(errors="replace") if isinstance(text, bytes) else text for text in texts.tolist()]
+        if not 0 <= values[0] <= values[-1] < len(names) or len(set(names)) < len(names):
+            what = f"{member} has {len(set(names))} different names, and labels run from {values[0]} to {values[-1]}"
+            raise DataError(what, where=path, do="give every label from 0 on a name of its own")
+        return dict(enumerate(names))
+    return {}
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -65,8 +87,11 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if total > MAX_BYTES:
             raise DataError(f"the arrays unpack to {total:,} bytes; at most {MAX_BYTES:,} are read", where=path)
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if name.endswith(("images", "labels"))}
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+            wanted = [name for name in archive.files if name.endswith(("images", "labels")) or name in CLASS_NAMES]
+            return {name: archive[name] for name in wanted}
+    except DataError:
+        raise
+    except Exception as error:  # zlib, LZMA, zip and NumPy's header each have errors of their own for damage
         raise DataError(f"the archive cannot be read safely: {error}", where=path) from None
 
 

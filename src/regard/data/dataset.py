@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from regard.errors import DataError, did_you_mean
+from regard.errors import DataError, nearby_data
 
 UNUSED = "unused"
 """The split of training samples that a run leaves out."""
@@ -19,8 +19,7 @@ def existing_path(data: str | Path, known: str) -> Path:
         raise DataError(f"{data} is an address; data is read from this machine only", do="download it first")
     path = Path(data).expanduser()
     if not path.exists():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError("there is no such data", where=path, do=near or f"give {known}")
+        raise DataError("there is no such data", where=path, do=nearby_data(path) or f"give {known}")
     return path
 
 
@@ -99,3 +98,10 @@ class Dataset(Protocol):
     def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:
         """The samples that occur in these rows of a run's splits.csv."""
         ...
+
+
+def leaked(dataset: Dataset, splits: Sequence[str], part: str) -> set[int]:
+    """The samples of a split that occur in training too; or in validation, which chooses the weights."""
+    earlier = ("train",) if part == "val" else ("train", "val")
+    rows = [row for row in dataset.split_rows(splits) if row["split"] in earlier]
+    return dataset.seen(rows) & {i for i, name in enumerate(splits) if name == part}

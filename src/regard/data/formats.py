@@ -1,6 +1,7 @@
 """Which format a dataset has, and how that was recognised."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,40 +9,67 @@ import numpy as np
 
 from regard.data.arrays import arrays_source
 from regard.data.dataset import existing_path
-from regard.data.folders import folder_source, unlabelled_folder
-from regard.data.source import Pixels, Sample, Source
+from regard.data.folders import folder_source, inner_folder, pattern_source, unlabelled_folder
+from regard.data.source import Files, Pixels, Sample, Source
 from regard.data.tables import has_columns, table_source
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
+from regard.settings import ImageData
 
 TABLES = (".csv", ".tsv")
 
 
-def open_source(data: str | Path, labels: bool = True) -> Source:
+def open_source(data: str | Path, labels: bool = True, how: ImageData | None = None) -> Source:
     """The dataset of a folder, table, archive or the name `digits`; without its labels if not wanted.
+
+    `how` says what the files do not: columns of a table, a pattern of file names.
 
     >>> open_source("digits").why
     'the hand-written digits that come with scikit-learn'
     """
-    source = _open(data, labels)
+    source = _open(data, labels, how or ImageData())
     return source if labels else source.without_labels()
 
 
-def _open(data: str | Path, labels: bool) -> Source:
+def _open(data: str | Path, labels: bool, how: ImageData) -> Source:
     if str(data) == "digits":
+        _refuse_unused(how, "digits", "has its own labels")
         return _digits()
     path = existing_path(data, "a folder, .csv, .tsv, .npz or digits")
     if path.is_dir():
-        tables = [p for p in sorted(path.iterdir()) if p.suffix.lower() in TABLES and has_columns(p)]
-        if len(tables) == 1:
-            why = f"a folder with the table {tables[0].name} of paths and labels in it"
-            return table_source(tables[0], why, whole_folder=True)
-        return folder_source(path) if labels else unlabelled_folder(path)
+        return _open_folder(path, labels, how)
     if path.suffix.lower() in TABLES:
-        return table_source(path, f"the file's ending {path.suffix}", labels=labels)
+        _refuse_unused(how, path, "is a table", "label_pattern")
+        return table_source(path, f"the file's ending {path.suffix}", how, labels=labels)
     if path.suffix.lower() == ".npz":
+        _refuse_unused(how, path, "is an archive of arrays")
         return arrays_source(path, labels)
     ending = path.suffix or "nameless"
     raise DataError(f"a {ending} file is no known data", where=path, do="give a folder, .csv, .tsv or .npz")
+
+
+def _open_folder(path: Path, labels: bool, how: ImageData) -> Source:
+    inner = inner_folder(path)
+    for folder in dict.fromkeys([] if how.label_pattern else [path, inner]):
+        tables = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLES and has_columns(p, how)]
+        if len(tables) == 1:
+            why = f"a folder with the table {tables[0].relative_to(path)} of paths and labels in it"
+            return table_source(tables[0], why, how, whole_folder=True)
+    _refuse_unused(how, path, "has no table with these columns in it", "image_column", "label_column")
+    inside = "" if inner == path else f"inside {inner.relative_to(path)}: "
+    if labels and how.label_pattern:
+        source = pattern_source(inner, how.label_pattern)
+    else:
+        source = folder_source(inner) if labels else unlabelled_folder(path)
+    reader = Files(source.reader.paths, how.max_megapixels) if isinstance(source.reader, Files) else source.reader
+    return replace(source, name=path.resolve().name, why=inside + source.why if labels else source.why, reader=reader)
+
+
+def _refuse_unused(how: ImageData, where: object, why: str, *names: str) -> None:
+    """A setting that cannot have an effect on this data is an error."""
+    for name in names or ("image_column", "label_column", "label_pattern"):
+        if getattr(how, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is not for this data: it {why}", where=where, do=f"leave {flag} out")
 
 
 def _digits() -> Source:

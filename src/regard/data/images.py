@@ -4,6 +4,7 @@ A decoded image is (channels, height, width): one channel for grey and three for
 where the file holds more than 8 bits.
 """
 
+import re
 import warnings
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
+from regard.settings import MAX_MEGAPIXELS
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"})
-MAX_PIXELS = 64_000_000
 MAX_BYTES = 256 * 2**20
 
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM")  # Pillow would run Ghostscript on an EPS
@@ -25,32 +26,48 @@ _DEEP = {"I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 _ALPHA = {"LA", "La", "PA", "RGBA", "RGBa"}
 
 
-def read_image(path: Path) -> tuple[Tensor, str]:
+def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[Tensor, str]:
     """The decoded image and the file's own mode (such as RGB, CMYK or I;16)."""
     from PIL import ImageOps, UnidentifiedImageError
 
-    Image = _pillow()
+    Image, most = _pillow(), round(max_megapixels * 1e6)
+    if Image.MAX_IMAGE_PIXELS is not None and most > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = most  # Pillow refuses twice as many by itself
     if path.is_dir():
         raise DataError("this is a folder, not an image", where=path)
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise DataError(f"the file has {size:,} bytes; at most {MAX_BYTES:,} are read", where=path)
+        if (size := path.stat().st_size) > max(MAX_BYTES, 4 * most):
+            raise DataError(f"the file has {size:,} bytes; at most {max(MAX_BYTES, 4 * most):,} are read", where=path)
         with Image.open(path, formats=_FORMATS) as image:
             width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise DataError(
-                    f"the image claims {width} × {height} pixels; at most {MAX_PIXELS:,} are decoded",
-                    where=path,
-                    do="shrink it, or remove it if you did not expect it",
-                )
+            _check_size(width, height, most, path)
             image.load()
             return to_tensor(ImageOps.exif_transpose(image), path), image.mode
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError("there is no such file", where=path) from None
     except UnidentifiedImageError:
         raise DataError("this is not an image that can be read", where=path, do="remove or replace it") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, MemoryError) as error:
+    except Image.DecompressionBombError as error:
+        raise _too_large(int(re.findall(r"\d+", str(error))[0]), "", most, path) from None
+    except Exception as error:  # Pillow's decoders raise errors of any kind at what they do not expect
         raise DataError(f"the image is damaged: {error}", where=path, do="remove or replace it") from None
+
+
+def _check_size(width: int, height: int, most: int, path: Path) -> None:
+    if width < 1 or height < 1:
+        raise DataError(f"the image has no pixels: {width} × {height}", where=path, do="remove or replace it")
+    if width * height > most:
+        raise _too_large(width * height, f" ({width} × {height})", most, path)
+
+
+def _too_large(pixels: int, size: str, most: int, path: Path) -> DataError:
+    return DataError(
+        f"the file claims an image of {pixels / 1e6:.1f} megapixels{size}; up to {most / 1e6:g} are decoded",
+        where=path,
+        do=f"if it is that large, give --max-megapixels {-(-pixels // 1_000_000)}; otherwise remove it",
+    )
 
 
 @cache

@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from regard.console import columns
-from regard.data.dataset import UNUSED, listed
+from regard.data.dataset import UNUSED, leaked, listed
 from regard.data.source import Files, Source
 from regard.errors import DataError, counted
 
@@ -100,10 +102,10 @@ class ImageDataset:
     def warnings(self, splits: Sequence[str]) -> list[str]:
         counts = (
             (len(self.unreadable), "images that cannot be read, and are left out"),
-            (len(self.crossing(splits)), "images in more than one split"),
             (len(self.groups_across_splits(splits)), "patients with images in more than one split"),
         )
-        return [f"{what}: {count:,} (data.json lists them)" for count, what in counts if count]
+        lines = [f"{what}: {count:,} (data.json lists them)" for count, what in counts if count]
+        return [*lines, *self.leak_lines(splits)]
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         classes = self.source.classes
@@ -124,6 +126,15 @@ class ImageDataset:
             if digest is not None:
                 groups[digest].append(index)
         return [group for group in groups.values() if len(group) > 1]
+
+    def leak_lines(self, splits: Sequence[str]) -> list[str]:
+        """How many images of each split occur in an earlier one, in sentences."""
+        lines = []
+        for part in (name for name in ("val", "test") if name in splits):
+            if count := len(leaked(self, splits, part)):
+                where = "training" if part == "val" else "training or validation"
+                lines.append(f"{count} of {splits.count(part)} {part} images occur in {where}, by pixels or patient")
+        return lines
 
     def crossing(self, splits: Sequence[str]) -> list[list[int]]:
         """Duplicates in more than one split: leaks from training into evaluation."""
@@ -173,11 +184,13 @@ class ImageDataset:
             ("of these, across splits (leaks)", names(self.crossing(splits))),
             ("of these, with different labels", names(self.conflicting())),
             (f"patients or other groups across splits (leaks), of {patients}", self.groups_across_splits(splits)),
+            ("folders left out", list(source.left_out)),
             ("files that are not part of the data", list(source.ignored)),
             ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
             parts.append(f"{title}: {len(lines)}" if patients or "patients" not in title else "patients: not known")
             parts += listed(lines)
+        parts += self.leak_lines(splits)
         if patients and without:
             parts.append(f"images without a patient or group, each taken to stand alone: {without}")
         return "\n".join(parts)
@@ -203,10 +216,12 @@ class ImageDataset:
             "splits": note,
             "sizes": {"×".join(map(str, size)): n for size, n in self.sizes.most_common(20)},
             "modes": dict(self.modes),
+            "left_out": list(source.left_out),
             "ignored": list(source.ignored),
             "unreadable": dict(self.unreadable),
             "duplicates": keys(self.duplicates()),
             "leaks": keys(self.crossing(splits)),
+            "leaked": self.leak_lines(splits),
             "groups": self.num_groups(),
             "groups_across_splits": self.groups_across_splits(splits),
             "conflicting_labels": keys(self.conflicting()),
@@ -219,8 +234,9 @@ class ImageDataset:
         groups, crossing = self.num_groups(), len(self.groups_across_splits(splits))
         known = f"{groups}; across splits: {crossing}" if groups else "not known"
         return [
-            f"Images that occur more than once: {len(self.duplicates())}; across splits: {len(self.crossing(splits))}; "
-            f"with differing labels: {len(self.conflicting())}.",
+            f"Images that occur more than once: {sum(map(len, self.duplicates()))}; "
+            f"with differing labels: {sum(map(len, self.conflicting()))}.",
+            *(f"{line}." for line in self.leak_lines(splits)),
             f"Files ignored: {len(self.source.ignored)}.",
             f"Patients or groups: {known}.",
         ]
@@ -241,20 +257,21 @@ class ImageDataset:
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> ImageDataset:
     """Read every sample once, in parallel; damaged files are listed, not raised."""
     dataset, cached, total = ImageDataset(source), 0, len(source.samples)
-    for index, result in enumerate(_check_all(source, total)):
-        tick(index + 1, total)
-        if isinstance(result, str):
-            dataset.unreadable.append((source.samples[index].key, result))
-            dataset.digests.append(None)
-            continue
-        shape, mode, digest, pixels = result
-        dataset.sizes[shape[1:]] += 1
-        dataset.modes[mode] += 1
-        dataset.channels = max(dataset.channels, 1 if mode == GREY else shape[0])
-        dataset.digests.append(digest)
-        if pixels is not None and cached <= CACHE_BYTES:
-            cached += pixels.nbytes
-            dataset.cache[index] = torch.from_numpy(pixels)
+    with closing(_check_all(source, total)) as results:  # whatever happens, its threads or processes end here
+        for index, result in enumerate(results):
+            tick(index + 1, total)
+            if isinstance(result, str):
+                dataset.unreadable.append((source.samples[index].key, result))
+                dataset.digests.append(None)
+                continue
+            shape, mode, digest, pixels = result
+            dataset.sizes[shape[1:]] += 1
+            dataset.modes[mode] += 1
+            dataset.channels = max(dataset.channels, 1 if mode == GREY else shape[0])
+            dataset.digests.append(digest)
+            if pixels is not None and cached <= CACHE_BYTES:
+                cached += pixels.nbytes
+                dataset.cache[index] = torch.from_numpy(pixels)
     if len(dataset.cache) < total - len(dataset.unreadable):
         dataset.cache.clear()
     return dataset
@@ -284,20 +301,26 @@ def _is_grey(pixels: np.ndarray) -> bool:
     return float(max(np.abs(red - green).mean(), np.abs(green - blue).mean())) < GREY_LEVELS
 
 
-def _check_all(source: Source, total: int) -> Iterator[_Checked]:
+def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
     """Checks of all samples, in order. Many files are decoded by processes: threads would wait for the GIL."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
     parent = not multiprocessing.current_process().daemon  # a daemon may have no children
     parts = [range(n, min(n + 32, total)) for n in range(0, total, 32)]
     if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
-        with ThreadPoolExecutor(cores) as threads:
-            yield from _ordered(threads, partial(_check_part, source), parts)
+        stop, threads = threading.Event(), ThreadPoolExecutor(cores)
+        try:
+            yield from _ordered(threads, partial(_check_part, source, stop.is_set), parts)
+        finally:
+            stop.set()
+            threads.shutdown(cancel_futures=True)
         return
     fork = multiprocessing.get_context("fork")
     processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_start_worker, initargs=(source,))
+    finished = False
     try:
         yield from _ordered(processes, _check_in_worker, parts)
+        finished = True
     except BrokenProcessPool:
         raise DataError(
             "a process that read images was killed, by a damaged file or for lack of memory",
@@ -305,7 +328,9 @@ def _check_all(source: Source, total: int) -> Iterator[_Checked]:
             do="free memory and run again; if it happens again, look for the file with a few images at a time",
         ) from None
     finally:
-        processes.shutdown(wait=False, cancel_futures=True)
+        for process in [] if finished else list((processes._processes or {}).values()):
+            process.terminate()
+        processes.shutdown(cancel_futures=True)  # waiting: its thread would wake up without its pipes at the exit
 
 
 def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: list[range]) -> Iterator[_Checked]:
@@ -318,8 +343,8 @@ def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: lis
         yield from result
 
 
-def _check_part(source: Source, part: range) -> list[_Checked]:
-    return [_check(source, index) for index in part]
+def _check_part(source: Source, stopped: Callable[[], bool], part: range) -> list[_Checked]:
+    return [_check(source, index) for index in part if not stopped()]
 
 
 _SOURCE: list[Source] = []  # in a worker process: what it reads from
@@ -327,9 +352,10 @@ _SOURCE: list[Source] = []  # in a worker process: what it reads from
 
 def _start_worker(source: Source) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and ends its workers by this
     torch.set_num_threads(1)
     _SOURCE[:] = [source]
 
 
 def _check_in_worker(part: range) -> list[_Checked]:
-    return _check_part(_SOURCE[0], part)
+    return _check_part(_SOURCE[0], lambda: False, part)

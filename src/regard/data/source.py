@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,9 +13,37 @@ import torch
 from torch import Tensor
 
 from regard.data.images import read_image
+from regard.settings import MAX_MEGAPIXELS
 
 UNLABELLED = ("unlabelled",)
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev", "eval", "evaluation"),
+    "test": ("test", "testing"),
+}
+"""The usual names of each split."""
+_FILLERS = {"set", "data", "dataset", "image", "images", "imgs", "split"}
+
+
+def split_names(names: Iterable[str]) -> dict[str, str]:
+    """Those of the names that mean a split, and which: in any case, as training_set, val2017 or Testing.
+
+    What is called eval is the validation split, or the test split where there is another for validation and none to
+    test on.
+
+    >>> split_names(["Training", "test_set", "cats"])
+    {'Training': 'train', 'test_set': 'test'}
+    >>> split_names(["train", "dev", "eval"])
+    {'train': 'train', 'dev': 'val', 'eval': 'test'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        words = [word for word in re.findall(r"[a-z]+", name.lower()) if word not in _FILLERS]
+        known = [split for split, own in SPLITS.items() if len(words) == 1 and words[0].removesuffix("set") in own]
+        found |= dict.fromkeys([name] if known else [], known[0] if known else "")
+    evals = [name for name in found if "eval" in name.lower()]
+    others = {split for name, split in found.items() if name not in evals}
+    return found | (dict.fromkeys(evals, "test") if "val" in others and "test" not in others else {})
 
 
 @dataclass(frozen=True)
@@ -33,9 +62,10 @@ class Files:
     """Reads samples from image files. A class, not a closure, so that it can be sent to worker processes."""
 
     paths: list[Path]
+    max_megapixels: float = MAX_MEGAPIXELS
 
     def __call__(self, index: int) -> tuple[Tensor, str]:
-        return read_image(self.paths[index])
+        return read_image(self.paths[index], self.max_megapixels)
 
 
 @dataclass(frozen=True)
@@ -61,10 +91,14 @@ class Source:
     reader: Callable[[int], tuple[Tensor, str]] = field(repr=False)
     ignored: tuple[str, ...] = ()
     """Files that lie there but are no part of it: other formats, images that belong to no class."""
+    left_out: tuple[str, ...] = ()
+    """Folders that are no part of it, each with the reason."""
     labelled: bool = True
     """If not, all samples are of one class that means nothing."""
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     """Of a table: its other columns, one text per sample."""
+    rows: Sequence[int] = field(default=(), repr=False)
+    """Of a table: the line that each sample stands in."""
 
     def read(self, index: int) -> tuple[Tensor, str]:
         """The pixels (channels, *size) of one sample and the mode they were stored in."""

@@ -12,13 +12,19 @@ from regard.data.random import uniforms
 from regard.errors import DataError
 
 
-def split(dataset: Dataset, seed: int, share: float = 0.15, most: int | None = None) -> tuple[list[str], str]:
-    """A split for every sample, and a sentence saying where it comes from.
+def split(
+    dataset: Dataset,
+    seed: int,
+    share: float = 0.15,
+    most: int | None = None,
+    given: list[str | None] | None = None,
+) -> tuple[list[str], str]:
+    """A split for every sample, and a sentence saying where it comes from; `given` replaces what the data says.
 
     What the data says is kept. What it lacks is cut from the training part: `share` of it (at most `most` samples),
     the strata in proportion, samples of one group (a patient) or with equal contents never divided.
     """
-    given = dataset.given_splits()
+    given = dataset.given_splits() if given is None else given
     names = [name or "train" for name in given]
     if "train" not in names:
         raise DataError("the data has no training split", where=dataset.name, do="add one called train")

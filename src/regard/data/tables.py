@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.folders import list_files, not_used
-from regard.data.source import SPLITS, Files, Sample, Source
+from regard.data.source import SPLITS, Files, Sample, Source, split_names
 from regard.errors import DataError, did_you_mean
+from regard.settings import ImageData
 
 COLUMNS = {
     "path": ("path", "image", "file", "filename", "filepath"),
@@ -20,34 +21,38 @@ COLUMNS = {
     "split": ("split", "fold", "set"),
     "group": ("group", "patient", "patientid", "subject", "subjectid", "case", "caseid"),
 }
+FLAGS = {"path": "image-column", "label": "label-column"}
+"""The settings by which a column may be named."""
 SHOWN = 5
 
 
-def has_columns(path: Path) -> bool:
+def has_columns(path: Path, how: ImageData) -> bool:
     """Whether a table names images and labels, or is about something else."""
     try:
-        _, columns, _ = _read(path)
+        _, columns, _ = _read(path, how)
     except DataError:
         return False
     return "path" in columns and "label" in columns
 
 
-def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool = True) -> Source:
+def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = False, labels: bool = True) -> Source:
     """Paths are relative to the table. Every fault is named by its row.
 
     `whole_folder` says that the folder around the table was meant, so that images it does not list are told;
     without `labels`, none are needed.
     """
-    header, columns, rows = _read(path)
+    header, columns, rows = _read(path, how)
     for role in ("path", "label") if labels else ("path",):
         if role not in columns:
             raise DataError(
                 f"the table has no column for the {role}",
                 where=path,
-                do=f"call a column one of {', '.join(COLUMNS[role])}; it has {', '.join(header)}",
+                do=f"name it by --{FLAGS[role]}, or call it one of {', '.join(COLUMNS[role])}; "
+                f"the table has {', '.join(filter(None, header))}",
             )
     if not rows:
         raise DataError("the table has no rows", where=path)
+    splits = split_names({row["split"] for _, row in rows})
     problems = []
     for number, row in rows:
         file = row["path"]
@@ -55,8 +60,9 @@ def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool 
             problems.append(f"row {number}: no label")
         if not file or not os.path.isfile(path.parent / file):
             problems.append(f"row {number}: no file {file[:80]!r}")
-        if row["split"] and row["split"].lower() not in SPLITS:
-            problems.append(f"row {number}: split {row['split']!r} is unknown, {did_you_mean(row['split'], SPLITS)}")
+        if row["split"] and row["split"] not in splits:
+            known = [name for names in SPLITS.values() for name in names]
+            problems.append(f"row {number}: split {row['split']!r} is unknown, {did_you_mean(row['split'], known)}")
         if row["extra"]:
             problems.append(f"row {number}: more fields than the header has (quote texts that hold a comma)")
     _refuse(problems, path)
@@ -67,19 +73,20 @@ def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool 
         raise DataError(f"{partly} of {len(rows)} rows have no split", where=path, do="fill the column or remove it")
     classes = sorted({row["label"] for _, row in rows}, key=_natural)
     samples = [
-        Sample(row["path"], classes.index(row["label"]), SPLITS.get(row["split"].lower()), row["group"] or None)
+        Sample(row["path"], classes.index(row["label"]), splits.get(row["split"]), row["group"] or None)
         for _, row in rows
     ]
     paths = [path.parent / row["path"] for _, row in rows]
     ignored = not_used(path.parent, paths, list_files(path.parent)[0]) if whole_folder else ()
-    others = [name for name in header if name not in columns.values()]
-    extra = {name: [row["columns"].get(name, "") for _, row in rows] for name in header}
+    others = [name for name in header if name and name not in columns.values()]
+    extra = {name: [row["columns"].get(name, "") for _, row in rows] for name in header if name}
     used = ", ".join(f"{role} from {columns[role]!r}" for role in COLUMNS if role in columns)
     why += f"; {used}" + (f"; columns not used: {', '.join(others)}" if others else "")
-    return Source(path.stem, "table", why, tuple(classes), tuple(samples), Files(paths), ignored, columns=extra)
+    reader, numbers = Files(paths, how.max_megapixels), [number for number, _ in rows]
+    return Source(path.stem, "table", why, tuple(classes), tuple(samples), reader, ignored, columns=extra, rows=numbers)
 
 
-def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, Any]]]]:
+def _read(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, Any]]]]:
     """The header, which of our columns it has, and the rows in our names with their line numbers."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -89,11 +96,16 @@ def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[s
         raise DataError(f"the table cannot be read: {error}", where=path) from None
     first = text.partition("\n")[0]
     delimiter = max(",;\t", key=first.count) if path.suffix.lower() != ".tsv" else "\t"
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey="", restval="")
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restval="")
     try:
         header = list(reader.fieldnames or [])
         columns: dict[str, str] = {}
         for role, names in COLUMNS.items():
+            if asked := getattr(how, FLAGS[role].replace("-", "_")) if role in FLAGS else None:
+                if asked not in header:
+                    what = f"the table has no column {asked!r}"
+                    raise DataError(what, where=path, do=did_you_mean(asked, filter(None, header)))
+                columns[role] = asked
             for raw in header:
                 if re.sub(r"[^a-z]", "", raw.lower()) in names:
                     columns.setdefault(role, raw)
@@ -101,7 +113,8 @@ def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[s
         for row in reader:
             values = {role: row[columns[role]].strip() if role in columns else "" for role in COLUMNS}
             texts = {name: (row[name] or "").strip() for name in header}
-            rows.append((reader.line_num, values | {"extra": "yes" if row.get("") else "", "columns": texts}))
+            extra: Any = row.get(None)  # pyright: ignore[reportArgumentType] - where DictReader puts what is too much
+            rows.append((reader.line_num, values | {"extra": "yes" if any(extra or ()) else "", "columns": texts}))
     except csv.Error as error:
         raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
     return header, columns, rows

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.data import Loader, Preparation, to_float
+
+
+def whole_json(whole: Any, left: int) -> dict[str, Any]:
+    """Figures of a whole test set beside those of the `left` samples that the model has not seen."""
+    figures = {name: figure._asdict() for name, figure in whole.figures.items()}
+    return {"n": len(whole.keys), "seen": len(whole.keys) - left, "figures": figures}
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.config import make
 from regard.console import columns
 from regard.data import Preparation, open_source
 from regard.data.source import UNLABELLED
@@ -30,6 +31,7 @@ from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import capture
+from regard.settings import ImageData
 from regard.weights import Run
 
 BATCH = 8
@@ -157,10 +159,11 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> T
     if not Path(run).expanduser().is_dir():
         raise DataError("a checkpoint file knows no images", where=run, do="give images")
     folder = Run.open(run)
-    rows = folder.read_rows("splits.csv")
-    if not rows or "label" not in rows[0]:
+    rows = folder.split_rows()
+    if "label" not in rows[0]:
         raise DataError("the run has no images", where=run, do="give images")
-    source = open_source(folder.read_config().data, labels=rows[0]["label"] not in UNLABELLED)
+    labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading(), folder.path)
+    source = open_source(folder.read_config().data, labels, how)
     number = {sample.key: n for n, sample in enumerate(source.samples)}
     splits = {row["split"] for row in rows}
     names = [row["name"] for row in rows if row["split"] == ("test" if "test" in splits else "val")]

@@ -96,16 +96,17 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
         }
         for c, name in enumerate(classes)
     }
+    reliability = _reliability(probs.max(1), hit)
     figures = {
         "accuracy": wilson(int(hit.sum()), n),
         **({f"top{top}_accuracy": wilson(int(in_top.sum()), n)} if len(classes) > 5 else {}),
         "balanced_accuracy": _mean_of_independent([row["recall"] for row in per_class.values()]),
         "auroc": _macro_auroc([row["auroc"] for row in per_class.values()], weights, probs, labels),
-        "calibration_error": _calibration_figure(_calibration(weights, probs.max(1), hit), n),
+        "calibration_error": _calibration_figure(_calibration(weights, probs.max(1), hit), reliability, n),
         "log_loss": with_percentiles(log_losses[0], log_losses[1:], n),
         "brier": with_percentiles(briers[0], briers[1:], n),
     }
-    return Summary(figures, per_class, confusion, _reliability(probs.max(1), hit))
+    return Summary(figures, per_class, confusion, reliability)
 
 
 def auroc(score: np.ndarray, positive: np.ndarray) -> Figure:
@@ -170,11 +171,22 @@ def with_percentiles(value: float, resampled: np.ndarray, n: int) -> Figure:
     return Figure(float(value), float(low), float(high), n)
 
 
-def _calibration_figure(values: np.ndarray, n: int) -> Figure:
-    """As it is, with the basic bootstrap: binned errors are biased upwards, and resampling adds to that."""
-    value = float(values[0])
-    low, high = (2 * value - float(q) for q in np.quantile(values[1:], [0.975, 0.025]))
-    return Figure(value, min(max(low, 0.0), value), max(high, value), n)
+def _calibration_figure(values: np.ndarray, reliability: np.ndarray, n: int) -> Figure:
+    """As it is, with limits from those of the bins' gaps (MOVER), and the lower one of the basic bootstrap if lower.
+
+    Binned errors are biased upwards, and resampling adds to that: the basic bootstrap alone has no room above a small
+    value, and none at all where every answer is right.
+    """
+    value, below, above = float(values[0]), 0.0, 0.0
+    for confidence, accuracy, count in reliability:
+        interval, gap = wilson(round(accuracy * count), int(count)), abs(accuracy - confidence)
+        inside = interval.low <= confidence <= interval.high
+        nearest = 0.0 if inside else min(abs(interval.low - confidence), abs(interval.high - confidence))
+        farthest = max(abs(interval.low - confidence), abs(interval.high - confidence))
+        below += (count / n * (gap - nearest)) ** 2
+        above += (count / n * (farthest - gap)) ** 2
+    low = min(2 * value - float(np.quantile(values[1:], 0.975)), value - math.sqrt(below))
+    return Figure(value, max(low, 0.0), min(value + math.sqrt(above), 1.0), n)
 
 
 def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ def explanations(run: Run) -> list[Section]:
     """Explained images, if the run has some."""
     if not (run.path / "explain" / "explanations.json").is_file():
         return []
-    images = run.read_json("explain/explanations.json")
+    images = run.read_json("explain/explanations.json", list)
     if not all(isinstance(maps, list) for maps in images):
         return [Section(TITLE, "<p>Explained by an earlier version, in a form this one does not show.</p>")]
     pictures = []
@@ -74,14 +74,26 @@ def _word(item: dict[str, Any]) -> str:
 
 def image_warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
     """What makes the figures of images too good."""
-    lines = []
+    lines = [f"{said}."] if (said := whole_figures(summary)) else []
     if summary["split"] == "val":
         lines.append(
             "There was no test split: these figures are on the validation images that also chose the weights, "
             "and so are optimistic."
         )
-    for name, what in (("leaks", "images occur"), ("groups_across_splits", "patients (groups) have images")):
-        if data[name]:
-            count = len(data[name])
-            lines.append(f"{count} {what} in more than one split: the figures may be too good. data.json lists them.")
+    tested = "" if whole_figures(summary) else ": the figures may be too good"
+    lines += [f"{line}{tested}. data.json lists them." for line in data.get("leaked", ())]
+    if count := len(data["groups_across_splits"]):
+        lines.append(f"{count} patients (groups) have images in more than one split. data.json lists them.")
     return lines
+
+
+def whole_figures(summary: dict[str, Any]) -> str:
+    """The main figures on the whole test set, where images were left out that training or validation has too."""
+    if "whole" not in summary:
+        return ""
+    whole = summary["whole"]
+    figures = (f"{name.replace('_', ' ')} {whole['figures'][name]['value']:.4f}" for name in summary["headline"])
+    return (
+        f"{whole['seen']} of {whole['n']} {summary['split']} images occur in training or validation and are left out "
+        f"of these figures; on all {whole['n']}: {', '.join(figures)}"
+    )

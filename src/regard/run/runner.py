@@ -18,7 +18,7 @@ from torch import nn
 
 from regard import tasks
 from regard.console import Progress, columns
-from regard.data.dataset import Dataset
+from regard.data.dataset import Dataset, leaked
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.report import write_report
 from regard.run.settle import check_settings, pick_device, settle
@@ -185,7 +185,7 @@ def stored_splits(run: Run, dataset: Dataset) -> list[str]:
     if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
         do = "put it back as it was, or train anew on what it is now"
         raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
-    return [row["split"] for row in run.read_rows("splits.csv")]
+    return [row["split"] for row in run.split_rows()]
 
 
 def prepare(task: Task, progress: Progress, state: State | None = None, folder: Path | None = None) -> None:
@@ -251,9 +251,12 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     for part in task.tests:
         with progress.bar(f"testing on {part}", len(task.job.part(part))) as tick:
             results[part] = task.evaluate(trained, part, tick)
+    main, name = task.tests[0], task.best[0]
+    whole = results[main]
+    if seen := _leaked(task, main):
+        results[main] = task.without(whole, seen)
     best, waiting = history.best or {}, history.waiting / max(history.seconds, 1e-9)
     progress.say(f"training took {history.seconds:.0f} s, of which {waiting:.1%} waiting for data")
-    main, name = task.tests[0], task.best[0]
     summary = {
         "task": task.name, "split": main, "parameters": task.parameters, "seconds": round(history.seconds, 2),
         "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),
@@ -261,16 +264,30 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
         **results[main].to_json(), "others": {part: r.to_json() for part, r in results.items() if part != main},
     }  # fmt: skip
     run.write_json("summary.json", summary)
+    for line in task.doubts(summary):
+        progress.say(f"warning: {line}")
+    if results[main] is not whole:
+        run.write_rows("predictions-all.csv", whole.predictions())
     for part, result in results.items():
         run.write_rows("predictions.csv" if part == main else f"predictions-{part}.csv", result.predictions())
     task.explain(run, trained, results[main], progress)
     report(run)
 
 
+def _leaked(task: Task, part: str) -> set[int]:
+    """The tested samples that training or validation has too; none if all are, or where test sets are kept whole."""
+    dataset, splits = task.job.dataset, task.job.splits
+    seen = set[int]() if dataset.whole_tests else leaked(dataset, splits, part)
+    return seen if len(seen) < splits.count(part) else set()
+
+
 def report(run: Run) -> None:
     """Draw a run's figures and write its report from the files of its folder."""
     _, entry, config, origins = read_config(run)
-    write_report(run, config, origins, entry.load())
+    try:
+        write_report(run, config, origins, entry.load())
+    except KeyError as error:
+        raise RunError(f"a file of the run is damaged: it lacks {error}", where=run.path) from error
 
 
 class Timing(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from regard.run.runner import plain_settings, read_config
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
 from regard.tasks import Entry
-from regard.weights import Run, identify, seen_samples
+from regard.weights import Run, find_run, identify, seen_samples
 
 EVALUATION = "evaluation.json"
 """What makes a folder one that `evaluate` wrote."""
@@ -31,6 +30,14 @@ def check(data: str | Path, progress: Progress, command: str = "train", **settin
     dataset = entry.load().open(data, check_settings(entry, settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     return dataset
+
+
+def require_trainable(dataset: Dataset, data: str | Path, **settings: Any) -> None:
+    """An error if training would refuse this data. Data without a training split is for evaluation, and may be."""
+    entry, _ = tasks.choose(data, settings)
+    given = dataset.given_splits()
+    if "train" in given or not any(given):
+        entry.load().split(dataset, check_settings(entry, settings))
 
 
 def task_of(path: str | Path) -> Entry:
@@ -68,17 +75,20 @@ def evaluate(
     tasks.require_data(data)
     if out is not None:
         Run.require_new(Path(out))
+    given = {name: options.pop(name) for name in entry.config.opening().keys() & options.keys()}
     asked = make(entry.settings.EvalOptions, options, entry.name)
     task, predictor = entry.load(), load(run, progress=progress)
     predictor.require_answers()
-    settings = predictor.data_settings(data) | opening_settings(asked)
-    dataset = task.open(data, entry.config.of(settings), progress)
+    settings = task.stored_settings(run, data) | predictor.data_settings(data) | given
+    dataset = task.open_for(predictor, data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     dataset.require_usable()
-    index = choose_samples(dataset, split, seen_samples(dataset, run, progress), progress)
+    index, seen = choose_samples(dataset, split, run, progress)
     result = task.evaluate_on(predictor, dataset, index, asked, progress)
+    if seen:
+        result = task.without(result, seen)
     if out is not None:
-        folder, tested = Run.create(Path(out)), set(index)
+        folder, tested = Run.create(Path(out)), set(index) - seen
         splits = ["test" if number in tested else UNUSED for number in range(len(dataset))]
         folder.write_json("data.json", dataset.to_json(splits, f"evaluated: {split or 'test'}"))
         folder.write_rows("predictions.csv", result.predictions())
@@ -87,38 +97,65 @@ def evaluate(
     return result
 
 
-def opening_settings(options: Any) -> dict[str, Any]:
-    """Of options that are given, those that say what the data is."""
-    given = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.metadata["opens"]}
-    return {name: value for name, value in given.items() if value is not None}
+def choose_samples(
+    dataset: Dataset, split: str | None, run: str | Path, progress: Progress
+) -> tuple[list[int], set[int]]:
+    """The samples to test on, and those among them that the model has seen, for figures with and without them.
 
-
-def choose_samples(dataset: Dataset, split: str | None, seen: set[int], progress: Progress) -> list[int]:
-    """The samples to test on. Some may have been seen only in a split asked for by name, or a test set kept whole."""
-    given, word = dataset.given_splits(), dataset.samples_word
+    If no split is named: the test split, else val, else everything that the model has not seen.
+    """
+    given, word, folder = dataset.given_splits(), dataset.samples_word, find_run(run)
     names = sorted({name for name in given if name})
     tests = [name for name in names if name.startswith("test")]
-    if split is None and tests and dataset.whole_tests:
-        split = tests[0]
-    if split is None:
-        wanted = [i for i, name in enumerate(given) if not tests or name == tests[0]]
-        new = [i for i in wanted if i not in seen]
-        if len(new) < len(wanted):
-            left = counted(len(wanted) - len(new), word)
-            progress.say(f"left out: {left} that this model was trained or chosen on")
-        if not new:
-            raise DataError(
-                f"the model was trained or chosen on every one of these {word}",
-                where=dataset.name,
-                do="give other data, or --split all if figures on training data are what you want",
-            )
-        return new
-    chosen = [i for i, name in enumerate(given) if split in ("all", name)]
+    part = split or next(iter([*tests, *(name for name in names if name == "val")]), None)
+    seen = seen_samples(dataset, run, progress)
+    if part is None:
+        return _unseen(dataset, list(range(len(dataset))), seen, progress), set()
+    chosen = [i for i, name in enumerate(given) if part in ("all", name)]
+    if not chosen and folder:
+        chosen = _own_cut(dataset, folder, part, progress)
     if not chosen:
         do = f"it has {', '.join(names)}" if names else "it names no splits: leave --split out"
-        raise DataError(f"the data has no split {split!r}", where=dataset.name, do=do)
-    if known := len(seen.intersection(chosen)):
-        progress.say(f"warning: this model was trained or chosen on {known} of these {len(chosen)} {word}")
+        raise DataError(f"the data has no split {part!r}", where=dataset.name, do=do)
+    if split is None and part == "val":
+        progress.say("the data has no test split: the figures are on val")
+    known = seen.intersection(chosen)
+    if part == "val" and folder and known:
+        progress.say(
+            f"warning: {len(known)} of these {len(chosen)} {word} also chose the model's weights, or trained it"
+        )
+        known = dataset.seen([row for row in folder.seen_rows() if row["split"] == "train"]).intersection(chosen)
+    elif known and (dataset.whole_tests or not part.startswith("test")):
+        progress.say(f"warning: this model was trained or chosen on {len(known)} of these {len(chosen)} {word}")
+    if dataset.whole_tests or part in ("all", "train"):
+        return chosen, set()
+    if len(known) == len(chosen) and split is None:
+        _unseen(dataset, chosen, known, progress)
+    if known and part.startswith("test"):
+        progress.say(f"{len(known)} of {len(chosen)} {part} {word} occur in training or validation")
+    return chosen, known if len(known) < len(chosen) else set()
+
+
+def _unseen(dataset: Dataset, wanted: list[int], seen: set[int], progress: Progress) -> list[int]:
+    new, word = [i for i in wanted if i not in seen], dataset.samples_word
+    if len(new) < len(wanted):
+        progress.say(f"left out: {counted(len(wanted) - len(new), word)} that this model was trained or chosen on")
+    if not new:
+        raise DataError(
+            f"the model was trained or chosen on every one of these {word}",
+            where=dataset.name,
+            do="give other data, or --split all if figures on training data are what you want",
+        )
+    return new
+
+
+def _own_cut(dataset: Dataset, folder: Run, part: str, progress: Progress) -> list[int]:
+    """The samples of a split that the run itself cut from this data."""
+    rows, given = [row for row in folder.split_rows() if row["split"] == part], dataset.given_splits()
+    names = {row["name"] for row in rows}
+    chosen = [i for i in sorted(dataset.seen(rows)) if dataset.key(i) in names and given[i] in (None, "train")]
+    if chosen:
+        progress.say(f"{part} as the run cut it: {len(chosen)} {dataset.samples_word}")
     return chosen
 
 

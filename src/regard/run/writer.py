@@ -40,7 +40,7 @@ class RunWriter:
 
     def trouble(self, history: History, numbers: list[int], what: str) -> None:
         path = self.run.path / "trouble.json"
-        before = self.run.read_json("trouble.json") if path.exists() else []
+        before = self.run.read_json("trouble.json", list) if path.exists() else []
         names = [self.task.job.dataset.key(n) for n in numbers]
         if self.world.first:
             entry = {"epoch": history.epoch, "update": history.updates, "what": what, "samples": names}

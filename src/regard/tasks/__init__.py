@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config import read_json
-from regard.errors import ConfigError, DataError, RunError, did_you_mean
+from regard.errors import ConfigError, DataError, RunError, did_you_mean, nearby_data
 from regard.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ TASKS = (
 )
 """In the order in which they are asked whether data is theirs: the most general last."""
 
-DATA_NAMES = {"digits": "1,797 hand-written digits", "dates": "dates and numbers to translate"}
-"""Data that comes with the package."""
+DATA_NAMES = {"digits": "image", "dates": "text"}
+"""Data that comes with the package, and what it holds."""
 
 
 def find(name: str) -> Entry:
@@ -71,6 +71,21 @@ def find(name: str) -> Entry:
 def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train") -> tuple[Entry, str]:
     """The task of a run and why: the first of the command's tasks that takes the data and settings for its own."""
     require_data(data)
+    entry, why = _choose(data, settings, command)
+    known = entry.config.names()
+    for name in settings.keys() - known:
+        others = [other.name for other in TASKS if name in other.config.names()]
+        if others:
+            what = f"{entry.name} has no setting {name!r}"
+            raise ConfigError(what, where=data, do=f"{' and '.join(others)} has it; this data is taken for {why}")
+    held = DATA_NAMES.get(str(data))
+    if held and held != entry.config.takes:
+        what = f"{data} holds {held}s, and {entry.name} ({why}) takes {entry.config.takes}s"
+        raise ConfigError(what, do=f"leave out what asks for {entry.name}, such as --model, or give other data")
+    return entry, why
+
+
+def _choose(data: str | Path, settings: Mapping[str, Any], command: str) -> tuple[Entry, str]:
     candidates = [entry for entry in TASKS if entry.command == command]
     named = settings.get("recipe")
     for entry in TASKS:
@@ -95,8 +110,8 @@ def require_data(data: str | Path) -> None:
     if "://" in str(data):
         raise DataError(f"{data} is an address; data is read from this machine only", do="download it first")
     if not path.exists():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError("there is no such data", where=path, do=near or "give a folder, .csv, .tsv, .npz or digits")
+        do = nearby_data(path) or "give a folder, .csv, .tsv, .npz or digits"
+        raise DataError("there is no such data", where=path, do=do)
 
 
 def of_run(path: str | Path) -> Entry | None:

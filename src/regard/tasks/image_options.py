@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.settings import Group, setting
+from regard.settings import MAX_MEGAPIXELS, Group, setting
 
 
 @dataclass(frozen=True)
 class LoadOptions(Group):
     heads: int | None = setting(None, "Attention heads, where a weights file does not say.", least=1)
+    max_megapixels: float = setting(
+        MAX_MEGAPIXELS, "Largest image that is decoded, in millions of pixels.", least=0.001
+    )
 
 
 @dataclass(frozen=True)

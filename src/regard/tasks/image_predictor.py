@@ -37,13 +37,18 @@ from regard.explain.draw import draw_pages
 from regard.explain.explanation import Checks
 from regard.explain.visualise import STEPS
 from regard.networks.base import Network
+from regard.settings import MAX_MEGAPIXELS
+from regard.tasks.image_options import LoadOptions
 from regard.weights import Checkpoint, open_weights
 
 PHOTO_SIDE = {2: 512, 3: 128}
 """Most pixels on a side of a picture or volume that is kept beside its map."""
 
 Image = Any
-"""A path, a Pillow image, or pixels (channels, *size) as array or tensor: uint8, or floating point in 0..1."""
+"""A path, a Pillow image, or pixels as array or tensor: uint8, or floating point in 0..1.
+
+Pixels are (channels, *size) or (*size, channels) with 1 or 3 channels, or (*size) of grey ones.
+"""
 
 
 class ImagePredictor:
@@ -58,19 +63,22 @@ class ImagePredictor:
         self.model = checkpoint.build()
         self.model.to(device).eval()
         self.random_models: list[Network] = []
+        self.max_megapixels = MAX_MEGAPIXELS
 
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"{name}({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
 
     @classmethod
-    def open(cls, path: str | Path, device: torch.device, progress: Progress, heads: int | None = None) -> Any:
+    def open(cls, path: str | Path, device: torch.device, progress: Progress, options: LoadOptions) -> Any:
         """From a run folder (its best weights) or a weights file of any known format."""
-        given: dict[str, Any] = {} if heads is None else {"heads": heads}
+        given: dict[str, Any] = {} if options.heads is None else {"heads": options.heads}
         checkpoint, report = open_weights(path, **given)
         for line in report.lines() if report.format != "regard" or (cls.has_head and report.untrained) else ():
             progress.say(line)
-        return cls(checkpoint, device)
+        predictor = cls(checkpoint, device)
+        predictor.max_megapixels = options.max_megapixels
+        return predictor
 
     # What a task decides.
 
@@ -106,7 +114,7 @@ class ImagePredictor:
         return self.preparation(self._read(image)[1]).to(self.device)
 
     def predict(self, image: Image) -> Any:
-        """The prediction for one image: a path, a Pillow image, or pixels (channels, *size), uint8 or float in 0..1."""
+        """The prediction for one image: a path, a Pillow image, or pixels (height, width, 3)."""
         return next(self.predict_many([image]))
 
     @torch.inference_mode()
@@ -217,10 +225,9 @@ class ImagePredictor:
             print(*draw_pages(made, out), columns(*explanation_table(made)), sep="\n")
         refuse_failed(failed)
 
-    @staticmethod
-    def _read(image: Image) -> tuple[str, Tensor]:
+    def _read(self, image: Image) -> tuple[str, Tensor]:
         if isinstance(image, str | Path):
-            return str(image), read_image(Path(image).expanduser())[0]
+            return str(image), read_image(Path(image).expanduser(), self.max_megapixels)[0]
         if hasattr(image, "getbands"):
             return "picture", to_tensor(image, "the given picture")
         if not isinstance(image, Tensor | np.ndarray):
@@ -228,17 +235,35 @@ class ImagePredictor:
                 f"a {type(image).__name__} is no image",
                 do="give a path, a Pillow image or pixels (several: predict_many)",
             )
-        pixels = torch.as_tensor(image).cpu()
-        if pixels.ndim < 3 or pixels.shape[0] not in (1, 3):
-            raise DataError(
-                f"pixels of shape {tuple(pixels.shape)} are not (channels, *size) with 1 or 3 channels",
-                do="put the channels first: pixels.transpose(2, 0, 1), or volume[None]",
-            )
+        pixels = self._channels_first(_to_tensor(image))
         if pixels.is_floating_point():
             return "pixels", torch.from_numpy(checked(pixels.float().numpy(), "the given pixels"))
         if pixels.dtype != torch.uint8:
             raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
         return "pixels", pixels
+
+    def _channels_first(self, pixels: Tensor) -> Tensor:
+        """(channels, *size) from that, from (*size, channels), or from (*size) of grey pixels."""
+        shape, axes = tuple(pixels.shape), len(self.preparation.size)
+        if len(shape) == axes:
+            pixels = pixels[None]
+        elif len(shape) == axes + 1 and shape[0] not in (1, 3) and shape[-1] in (1, 3):
+            pixels = pixels.movedim(-1, 0)
+        if pixels.ndim != axes + 1 or pixels.shape[0] not in (1, 3) or not pixels.numel():
+            raise DataError(
+                f"pixels of shape {shape} are no image with 1 or 3 channels",
+                do="give (height, width, 3), (height, width), or (channels, *size); several: predict_many",
+            )
+        return pixels
+
+
+def _to_tensor(image: Tensor | np.ndarray) -> Tensor:
+    if isinstance(image, Tensor):
+        return image.detach().cpu()
+    try:  # torch takes neither read-only arrays nor negative strides nor foreign byte orders
+        return torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise DataError(f"pixels of type {image.dtype} are not understood", do="give uint8, or float in 0..1") from None
 
 
 def small(pixels: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from regard.data import (
     Images,
     Loader,
     Preparation,
+    Source,
     fit_loses,
     keep_some,
     open_source,
@@ -44,7 +45,7 @@ from regard.explain.draw import draw
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.settings import RunConfig
+from regard.settings import ImageData, RunConfig
 from regard.task import Choice, Job, Task
 from regard.tasks.small_data import SMALL_SIDE, Facts, choose_epochs, choose_model, choose_shape
 from regard.training import ALONE, World, adapt, largest_batch
@@ -56,9 +57,18 @@ EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
 
-def read_images(data: str | Path, progress: Progress, labels: bool = True) -> ImageDataset:
-    """Read every image once, saying what they are."""
-    source = open_source(data, labels)
+def read_images(
+    data: str | Path,
+    progress: Progress,
+    labels: bool = True,
+    how: ImageData | None = None,
+    accept: Callable[[Source], None] = lambda source: None,
+) -> ImageDataset:
+    """Read every image once, saying what they are; `accept` may refuse the data before that."""
+    source = open_source(data, labels, how)
+    accept(source)
+    for line in source.left_out:
+        progress.say(f"left out: {line}")
     with progress.bar("reading", len(source.samples)) as tick:
         dataset = scan(source, lambda done, total: tick(done))
     dataset.path = str(data)
@@ -76,6 +86,13 @@ def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
     if given:
         size = (given,) * len(size) if isinstance(given, int) else tuple(given)
     return Facts(images, size, gpu)
+
+
+def refuse_labels(how: ImageData, do: str) -> None:
+    """Where labels are not used, what says how they are read is an error."""
+    for name in ("label_column", "label_pattern"):
+        if getattr(how, name) is not None:
+            raise ConfigError(f"labels are not used here, so --{name.replace('_', '-')} has no effect", do=do)
 
 
 class ImageTask(Task):
@@ -105,7 +122,16 @@ class ImageTask(Task):
 
     @classmethod
     def open(cls, data: str | Path, config: RunConfig, progress: Progress) -> Any:
-        return read_images(data, progress, cls.labels)
+        how = config.data
+        assert isinstance(how, ImageData)
+        if not cls.labels:
+            refuse_labels(how, "leave it out")
+        return read_images(data, progress, cls.labels, how)
+
+    @classmethod
+    def stored_settings(cls, run: str | Path, data: str | Path) -> dict[str, Any]:
+        folder = find_run(run)
+        return folder.reading(data) if folder else {}
 
     @classmethod
     def outputs(cls, dataset: Any) -> int:
@@ -165,7 +191,8 @@ class ImageTask(Task):
         crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
         cropped = (config.augment.crop or crop) in CROPS
         # A few small pictures are cropped sooner than a process starts.
-        in_memory = bool(dataset.cache) and (not cropped or (max(map(max, dataset.sizes)) <= SMALL_SIDE and len(dataset) <= FEW))
+        few_small = len(dataset) <= FEW and max(map(max, dataset.sizes)) <= SMALL_SIDE
+        in_memory = bool(dataset.cache) and (not cropped or few_small)
         # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
         forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
         workers = min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
@@ -178,6 +205,12 @@ class ImageTask(Task):
         }
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        augment, origins = self.config.augment, self.job.origins
+        if origins.get("strength") == "flag" and augment.policy != "rand":
+            raise ConfigError("strength is of RandAugment only", do="give --policy rand, or leave --strength out")
+        if origins.get("mixup_off") == "flag" and augment.mixup_off and not (augment.mixup or augment.cutmix):
+            what = "mixup_off leaves out mixup and CutMix, and there are none"
+            raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
         if self.job.start:
             for line in self.job.start.report.lines():
                 progress.say(line)

@@ -88,8 +88,12 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         write_text(self.path / name, to_json(value))
 
-    def read_json(self, name: str) -> Any:
-        return read_json(self.path / name, most=2**30)  # lists of every image and kept attention are large
+    def read_json(self, name: str, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+        """What a file of the run holds, an object if no other `kind` is said."""
+        value = read_json(self.path / name, most=2**30)  # lists of every image and kept attention are large
+        if not isinstance(value, kind):
+            raise RunError("a file of the run is damaged: it holds something else", where=self.path / name)
+        return value
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         write_text(self.path / name, to_csv(rows))
@@ -114,7 +118,23 @@ class Run:
 
     def seen_rows(self) -> list[dict[str, str]]:
         """Of splits.csv the samples that the run trained on or chose its weights by."""
-        return [row for row in self.read_rows("splits.csv") if row["split"] in ("train", "val")]
+        return [row for row in self.split_rows() if row["split"] in ("train", "val")]
+
+    def split_rows(self) -> list[dict[str, str]]:
+        """The rows of splits.csv: every sample and its split."""
+        rows = self.read_rows("splits.csv")
+        if not rows or not {"name", "split"} <= rows[0].keys():
+            raise RunError("a file of the run is damaged: it names no splits", where=self.path / "splits.csv")
+        return rows
+
+    def reading(self, data: str | Path | None = None) -> dict[str, Any]:
+        """The settings by which flags said how the run's images are read; none for `data` of another kind of file."""
+        stored = self.read_config()
+        if data is not None and Path(stored.data).suffix.lower() != Path(data).suffix.lower():
+            return {}
+        held, names = stored.settings.get("data"), ("image_column", "label_column", "label_pattern", "max_megapixels")
+        entries = {name: held.get(name) for name in names} if isinstance(held, dict) else {}
+        return {n: e["value"] for n, e in entries.items() if isinstance(e, dict) and e.get("origin") == "flag"}
 
 
 class StoredConfig(NamedTuple):

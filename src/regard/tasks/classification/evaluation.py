@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from regard.console import columns
 from regard.data import Loader, Preparation, Source
-from regard.evaluation import run_over
+from regard.evaluation import run_over, whole_json
 from regard.metrics import Figure, Summary, summarise
 from regard.tasks.classification.loss import probabilities
+
+FAR_BELOW = 0.05
+"""How far the interval of the test accuracy may lie below the validation accuracy before that is said."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,15 @@ class Evaluation:
     index: np.ndarray
     labels: np.ndarray
     probs: np.ndarray
+    whole: Evaluation | None = None
+    """With the samples that the model has seen, where these are left out."""
+
+    def without(self, seen: set[int]) -> Evaluation:
+        """The same without these samples of the dataset."""
+        kept = np.flatnonzero(~np.isin(self.index, list(seen)))
+        labels, probs = self.labels[kept], self.probs[kept]
+        keys, summary = [self.keys[n] for n in kept], summarise(probs, labels, self.classes)
+        return Evaluation(summary, self.classes, keys, self.index[kept], labels, probs, self)
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -64,7 +76,14 @@ class Evaluation:
     def describe(self) -> str:
         """Per class, and the confusion matrix of up to 20 classes."""
         measures = ("recall", "precision", "auroc")
-        text = columns(("class", "n", *measures), [
+        text = ""
+        if self.whole:
+            n, f = len(self.whole.keys), self.whole.figures["accuracy"]
+            text = (
+                f"{n - len(self.keys)} of {n} samples occur in training or validation and are left out; "
+                f"on all {n}: accuracy {f.value:.4f} ({f.low:.4f} to {f.high:.4f})\n\n"
+            )
+        text += columns(("class", "n", *measures), [
             (name, row["recall"].n, *(_interval(row[m]) for m in measures))
             for name, row in self.summary.per_class.items()
         ])  # fmt: skip
@@ -84,7 +103,24 @@ class Evaluation:
             "per_class": per_class,
             "confusion": self.summary.confusion.tolist(),
             "reliability": self.summary.reliability.tolist(),
+            **({"whole": whole_json(self.whole, len(self.keys))} if self.whole else {}),
         }
+
+
+def doubts(summary: dict[str, Any]) -> list[str]:
+    """Whether a run's accuracy is below what needs no learning, or far below what validation promised."""
+    accuracy, lines = summary["figures"]["accuracy"], []
+    counts, split = np.array(summary["confusion"]).sum(1), summary["split"]
+    commonest, said = float(counts.max() / counts.sum()), f"accuracy on {split} is {accuracy['value']:.1%}"
+    if accuracy["value"] < commonest:
+        lines.append(f"{said}, less than always giving the commonest class: {commonest:.1%}")
+    validated = summary.get("val_accuracy")
+    if split != "val" and validated is not None and accuracy["high"] < validated - FAR_BELOW:
+        lines.append(
+            f"{said}, far below the {validated:.1%} on val: the two splits differ, or val holds images like those of "
+            "training"
+        )
+    return lines
 
 
 def predict_loader(

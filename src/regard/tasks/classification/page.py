@@ -10,6 +10,7 @@ from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.report.page import table
 from regard.task import Page, Section
+from regard.tasks.classification.evaluation import doubts
 from regard.weights import Run, write_text
 
 NAMES = {
@@ -101,7 +102,7 @@ def _mistakes(drawn: dict[str, str], counts: np.ndarray, classes: list[str]) -> 
 
 
 def _warnings(data: Any, summary: Any) -> list[str]:
-    lines = image_warnings(data, summary)
+    lines = [*image_warnings(data, summary), *(f"{line[0].upper()}{line[1:]}." for line in doubts(summary))]
     if (np.array(summary["confusion"]).sum(0) > 0).sum() == 1:
         lines.insert(0, "It gives the same answer for every image: it has learnt nothing yet.")
     best = max((f["value"] for f in summary.get("pixel_baselines", {}).values()), default=0.0)

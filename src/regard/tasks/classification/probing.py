@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from regard.config import make
 from regard.console import Progress
 from regard.data import ImageDataset, Images, Loader
 from regard.data.splits import split
@@ -16,7 +17,7 @@ from regard.errors import DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.report import figures
-from regard.settings import Data, ImageData
+from regard.settings import Data, ImageData, ImageRunConfig
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.images import read_images
@@ -47,11 +48,14 @@ def probe(
     progress = Progress(quiet)
     if out is not None:
         Run.require_new(Path(out))
+    folder = find_run(run)
+    how = {name: fields.pop(name) for name in ImageRunConfig.opening().keys() & fields.keys()}
+    reading = make(ImageData, (folder.reading(data) if folder else {}) | how)
     checkpoint, report = open_weights(run, **fields)
     for line in report.lines() if report.format != "regard" else ():  # a head is not used, trained or not
         progress.say(line)
     predictor = Classifier(checkpoint, device)
-    dataset = read_images(data, progress)
+    dataset = read_images(data, progress, how=reading)
     dataset.require_usable()
     classes, samples, preparation = dataset.source.classes, dataset.source.samples, predictor.preparation
     index, note = probe_parts(dataset, run, progress)
@@ -85,18 +89,22 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
     if folder:
         stored = folder.read_config()
         data = find(stored.task).config.from_json(stored.settings, folder.path)[0].data
-    names, note = split(dataset, data.split_seed, data.holdout)
+    given = dataset.given_splits()
+    if "val" in given and "test" not in given:
+        progress.say("the data has no test split: the probe is tested on val, and chooses on images cut from train")
+        given = ["test" if name == "val" else name for name in given]
+    names, note = split(dataset, data.split_seed, data.holdout, given=given)
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
     if not parts["test"]:
-        raise DataError(
-            "the data has no test split to probe on",
-            where=dataset.source.name,
-            do="name one test; if that is what is now val, a new val is cut from train",
-        )
+        raise DataError("the data has no test split to probe on", where=dataset.source.name, do="name one test")
     progress.say(f"splits: {note}")
-    if leaks := len(dataset.crossing(names)):
-        progress.say(f"warning: images in more than one split: {leaks} (`regard check` lists them)")
+    for line in dataset.leak_lines(names):
+        progress.say(f"warning: {line}")
     seen = seen_samples(dataset, run, progress)
+    if folder and "test" not in dataset.given_splits() and "val" in dataset.given_splits():
+        # The weights were chosen on these, which no other images can replace.
+        seen = dataset.seen([row for row in folder.seen_rows() if row["split"] == "train"])
+        note += "; tested on val, which may also have chosen the weights"
     new = [i for i in parts["test"] if i not in seen]
     if not new:
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,11 +12,11 @@ import torch
 from torch import nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Batch, ImageDataset, Images, Loader
+from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.errors import DataError
 from regard.task import Choice
 from regard.tasks.classification.comparison import compare_classifiers
-from regard.tasks.classification.evaluation import Evaluation, evaluate, quick_figures
+from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.page import is_unbalanced, page
 from regard.tasks.classification.pixel_baseline import pixel_baselines
@@ -23,7 +24,7 @@ from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
 from regard.tasks.classification.settings import EvalOptions
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, choose_examples, explain_images
+from regard.tasks.images import ImageTask, choose_examples, explain_images, read_images
 from regard.training import World
 from regard.weights import Run, open_weights
 
@@ -42,9 +43,21 @@ class Task(ImageTask):
 
     @classmethod
     def split(cls, dataset: ImageDataset, config: Any) -> tuple[list[str], str]:
-        if len(dataset.source.classes) < 2:
-            raise DataError("the data has one class only: there is nothing to tell apart", where=dataset.name)
-        return super().split(dataset, config)
+        classes = dataset.source.classes
+        if len(classes) < 2:
+            raise DataError(
+                f"the data has one class only, {', '.join(classes)}: there is nothing to tell apart",
+                where=dataset.path or dataset.name,
+                do="give the folder that holds one folder per class; labels in file names are read by --label-pattern",
+            )
+        try:
+            return super().split(dataset, config)
+        except DataError as error:
+            if not all(re.fullmatch(r"-?\d+\.\d*", name) for name in classes):
+                raise
+            column = config.data.label_column or "label"
+            do = f"the labels look like numbers: to predict them as such, give --column {column}"
+            raise DataError(error.what, where=error.where, do=do) from None
 
     @property
     def objective(self) -> CrossEntropy:
@@ -111,16 +124,24 @@ class Task(ImageTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Classifier:
-        return Classifier.open(path, device, progress, options.heads)
+        return Classifier.open(path, device, progress, options)
+
+    @classmethod
+    def open_for(cls, predictor: Classifier, data: str | Path, config: Any, progress: Progress) -> ImageDataset:
+        predictor.require_answers()
+
+        def accept(source: Source) -> None:
+            unknown = sorted(set(source.classes) - set(predictor.classes))
+            if unknown:
+                what = f"the data has classes the model does not know: {', '.join(unknown)}"
+                raise DataError(what, where=data, do=f"it knows {', '.join(predictor.classes)}")
+
+        return read_images(data, progress, how=config.data, accept=accept)
 
     @classmethod
     def evaluate_on(
         cls, predictor: Classifier, dataset: ImageDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> Evaluation:
-        unknown = sorted(set(dataset.source.classes) - set(predictor.classes))
-        if unknown:
-            what = f"the data has classes the model does not know: {', '.join(unknown)}"
-            raise DataError(what, where=dataset.path, do=f"it knows {', '.join(predictor.classes)}")
         prepared, mirror = predictor.preparation, options.mirror
         loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
         with progress.bar("evaluating", len(loader)) as tick:
@@ -136,6 +157,13 @@ class Task(ImageTask):
             )
 
     probe = staticmethod(probe)
+
+    @classmethod
+    def without(cls, result: Evaluation, seen: set[int]) -> Evaluation:
+        return result.without(seen)
+
+    def doubts(self, summary: dict[str, Any]) -> list[str]:
+        return doubts(summary)
 
     @classmethod
     def compare(cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: Any) -> Any:

@@ -14,6 +14,8 @@ import numpy as np
 from regard.console import Progress, columns
 from regard.data import ImageDataset, open_source, scan
 from regard.errors import DataError, did_you_mean
+from regard.settings import ImageData
+from regard.tasks.images import refuse_labels
 
 SHOWN = 5
 
@@ -58,9 +60,10 @@ class NumberDataset(ImageDataset):
         return super().to_json(splits, note) | {"columns": list(self.columns)}
 
 
-def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress) -> NumberDataset:
+def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress, how: ImageData) -> NumberDataset:
     """Read every image once, and the numbers of the named columns."""
-    source = open_source(data, labels=False)
+    refuse_labels(how, "name the numbers by --column")
+    source = open_source(data, labels=False, how=how)
     if not source.columns:
         raise DataError(
             "numbers are read from a table, and this is none",
@@ -72,7 +75,7 @@ def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress) -
             raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))
     values = np.array([[_number(text) for text in source.columns[name]] for name in names]).T
     bad = [
-        f"{source.samples[n].key}: {name} is {source.columns[name][n]!r}"
+        f"row {source.rows[n]} ({source.samples[n].key}): {name} is {source.columns[name][n]!r}"
         for n, row in enumerate(values)
         for name, value in zip(names, row, strict=True)
         if not math.isfinite(value)

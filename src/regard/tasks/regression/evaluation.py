@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from regard.errors import ConfigError
+from regard.evaluation import whole_json
 from regard.metrics import Comparison, Figure, paired_bootstrap
 
 RESAMPLES = 2000
@@ -25,6 +26,15 @@ class NumberEvaluation:
     predicted: np.ndarray
     figures: dict[str, Figure]
     """MAE, RMSE and R² of each column; of one column alone, without its name."""
+    whole: NumberEvaluation | None = None
+    """With the samples that the model has seen, where these are left out."""
+
+    def without(self, seen: set[int]) -> NumberEvaluation:
+        """The same without these samples of the dataset."""
+        kept = np.flatnonzero(~np.isin(self.index, list(seen)))
+        keys = [self.keys[n] for n in kept]
+        made = NumberEvaluation.of(self.columns, keys, self.index[kept], self.truth[kept], self.predicted[kept])
+        return replace(made, whole=self)
 
     @staticmethod
     def of(
@@ -57,10 +67,16 @@ class NumberEvaluation:
         return [np.argsort(-errors, kind="stable").tolist(), ranked[even].tolist()]
 
     def describe(self) -> str:
-        return ""
+        if not self.whole:
+            return ""
+        n, figures = len(self.whole.keys), self.whole.figures
+        maes = ", ".join(f"{name} {f.value:.4g}" for name, f in figures.items() if name.startswith("mae"))
+        seen = n - len(self.keys)
+        return f"{seen} of {n} samples occur in training or validation and are left out; on all {n}: {maes}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"figures": {name: figure._asdict() for name, figure in self.figures.items()}}
+        figures = {name: figure._asdict() for name, figure in self.figures.items()}
+        return {"figures": figures} | ({"whole": whole_json(self.whole, len(self.keys))} if self.whole else {})
 
 
 def number_figures(truth: np.ndarray, predicted: np.ndarray, seed: int = 0) -> dict[str, Figure]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.console import Progress
 from regard.data import Augmenter, Batch, Images, Loader
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 from regard.evaluation import run_over
 from regard.metrics import Comparison
 from regard.tasks.image_options import LoadOptions
@@ -39,7 +39,7 @@ class Task(ImageTask):
 
     @classmethod
     def open(cls, data: str | Path, config: Any, progress: Progress) -> NumberDataset:
-        return read_numbers(data, config.data.columns, progress)
+        return read_numbers(data, config.data.columns, progress, config.data)
 
     @classmethod
     def outputs(cls, dataset: NumberDataset) -> int:
@@ -113,7 +113,13 @@ class Task(ImageTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Estimator:
-        return Estimator.open(path, device, progress, options.heads)
+        return Estimator.open(path, device, progress, options)
+
+    @classmethod
+    def open_for(cls, predictor: Estimator, data: str | Path, config: Any, progress: Progress) -> NumberDataset:
+        if config.data.columns != predictor.classes:
+            raise ConfigError(f"the run predicts {', '.join(predictor.classes)}", do="leave --column out")
+        return cls.open(data, config, progress)
 
     @classmethod
     def evaluate_on(
@@ -123,6 +129,10 @@ class Task(ImageTask):
         loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
         with progress.bar("evaluating", len(loader)) as tick:
             return evaluate(predictor, dataset, loader, tick)
+
+    @classmethod
+    def without(cls, result: NumberEvaluation, seen: set[int]) -> NumberEvaluation:
+        return result.without(seen)
 
     @classmethod
     def compare(

@@ -93,7 +93,7 @@ def _examples(run: Run) -> str:
 def _reasons(run: Run) -> str:
     if not (run.path / WORDS).is_file():
         return ""
-    items = run.read_json(WORDS)
+    items = run.read_json(WORDS, list)
     trusted = sum(item["trusted"] for item in items)
     return (
         "<p>Attention <em>rollout</em> says which words of the source a translation goes "

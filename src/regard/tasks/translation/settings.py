@@ -80,10 +80,7 @@ class SearchOptions(Group):
 
 @dataclass(frozen=True)
 class EvalOptions(SearchOptions):
-    source: str | None = setting(
-        None, "Language (or column) of the data to translate from. Default: the run's.", opens=True
-    )
-    target: str | None = setting(None, "Language (or column) of the references. Default: the run's.", opens=True)
+    """As for a prediction."""
 
 
 @dataclass(frozen=True)
