@@ -109,22 +109,19 @@ def run_predict(words: Sequence[str]) -> None:
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
     chosen = predictor.inputs(inputs)
     made = predictor.predict_many(chosen, failed=failed, **together, **options)
-    if isinstance(chosen, Sized):  # piped sentences are answered as they come
-        with Progress(quiet).bar("predicting", len(chosen)) as tick:
-            answers = []
-            for answer in made:
-                answers.append(answer)
-                tick(len(answers) + len(failed))
-            made = answers
-    if out:
+    if out or isinstance(chosen, Sized):  # piped sentences are answered as they come
         kept: list[Any] = []
         try:
-            for prediction in made:
-                kept.append(prediction)
+            total = len(chosen) if isinstance(chosen, Sized) else None
+            with Progress(quiet or total is None).bar("predicting", total or 0) as tick:
+                for prediction in made:
+                    kept.append(prediction)
+                    tick(len(kept) + len(failed))
         finally:  # also when it is stopped
-            if kept:
+            if out and kept:
                 print(predictor.save(kept, Path(out)))
-    else:
+        made = kept
+    if not out:
         predictor.show(made, **shown, **options)
     refuse_failed(failed)
 

@@ -235,7 +235,7 @@ def test_doubled_pairs_and_overlap_are_counted():
     corpus = made(["a", "a", "b", "a", "b"], ["A", "A", "B", "A", "C"], ["train"] * 3 + ["test"] * 2)
     assert corpus.duplicates() == 2
     assert corpus.overlap() == {"test": {"pairs": 1, "sources": 2}}
-    assert "of test, also in train (leaks): 1 pairs, 2 sources" in corpus.describe()
+    assert "of test, also in train (leaks): 1 pair, 2 sources" in corpus.describe()
 
 
 def test_the_fingerprint_moves_with_text_and_splits():
