@@ -192,8 +192,8 @@ def resume(
 def load(path: str | Path, device: str = "auto", quiet: bool = False, **options: Any) -> Predictor:
     """A predictor, from a run folder (its best weights) or a weights file of any known format.
 
-    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: `heads` for image weights that
-    do not say how many they have; `average` for a translator that kept so many epochs: the mean of their weights.
+    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: of images `size`, another
+    input size, and `heads`, where weights do not say it; of a translator `average`, the mean of so many kept epochs.
     """
     return using.load(path, device, Progress(quiet), **options)
 
@@ -217,7 +217,7 @@ def evaluate(
 
     Which samples: those of `split`, or "all". If not said, the test split if the data has one, else everything, but
     never a sample that the run trained on or chose its weights by. Options by task: of images `mirror`, the mean over
-    each image and its mirror image; of sentences `beam_size` and `length_penalty`.
+    each image and its mirror image; of sentences `beam_size` and `length_penalty`; and those of `load`.
     """
     return using.evaluate(run, data, split=split, quiet=quiet, **options)
 

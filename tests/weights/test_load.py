@@ -3,10 +3,12 @@
 import json
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import regard
@@ -15,13 +17,14 @@ from regard.networks.vit.config import VARIANTS, configure
 from regard.networks.vit.network import ViT
 from regard.nn.patches import resample_grid
 from regard.weights import convert
+from regard.weights.convert import ENDINGS
 from regard.weights.load import name_of
 from regard.weights.names import detect
 from regard.weights.vit import write_names
 from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION
 from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, save_own
-from tests.weights.test_files import model, timm_state
+from tests.weights.test_files import model, save_arrays, timm_state
 
 
 @pytest.fixture
@@ -142,7 +145,7 @@ def test_the_heads_of_every_variant_are_known_by_its_widths(name, tmp_path):
     made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
     if name == "vit_b32_half":
         assert made.config.heads == 6
-        assert made.loaded.assumed[0].startswith("6 heads, as ViT-S has (ViT-B_half has 12: give heads= or a name)")
+        assert "6 heads, as ViT-S has (ViT-B_half has 12: give heads= or a name)" in str(made.loaded)
         made = regard.create(weights=tmp_path / "w.safetensors", heads=12, quiet=True)
     assert made.config.heads == configure(name).heads
 
@@ -249,13 +252,82 @@ def test_an_assumed_eps_does_not_deny_the_config_beside_it(tmp_path):
     assert regard.create(weights=hf_folder(tmp_path / "hf", said), quiet=True).config.eps == 1e-5
 
 
+WRITTEN = [
+    ("timm", {}),
+    ("timm", {"registers": 2}),
+    ("timm", {"pool": "mean"}),
+    ("google", {}),
+    ("google", {"pool": "mean"}),
+]
+
+
+@pytest.mark.parametrize(("to", "fields"), WRITTEN, ids=str)
+@pytest.mark.parametrize("size", [(24, 40), (16, 24), (20, 30)], ids=str)
+def test_a_rectangle_written_here_says_its_size(to, fields, size, tmp_path):
+    """Also one whose rows, and the class token's, make a square: 3 × 5 and one."""
+    ours, out = model(size=size, **fields), tmp_path / f"out{ENDINGS[to]}"
+    save_own(ours, tmp_path / "own.safetensors")
+    convert(tmp_path / "own.safetensors", out, to=to)
+    again = load_classifier(out, "cpu", quiet=True)
+    assert again.preparation.size == size
+    assert again.classes == tuple(f"class {n}" for n in range(5))
+    assert_close(again.model(picture(*size)).logits, ours(picture(*size)).logits)
+    assert not any("positions are" in line for line in regard.create(weights=out, quiet=True).loaded.assumed)
+
+
+def test_names_of_classes_that_an_archive_cannot_hold_are_left_out_and_said(tmp_path):
+    ours = model(size=(16, 24), classes=700)
+    names = tuple(f"{n:0100d}" for n in range(700))
+    regard.save(ours, tmp_path / "own.safetensors", classes=names)
+    _, written = convert(tmp_path / "own.safetensors", tmp_path / "out.npz", to="google")
+    assert "the names of the classes do not fit there" in written
+    again = load_classifier(tmp_path / "out.npz", "cpu", quiet=True)
+    assert (again.preparation.size, again.classes[699]) == ((16, 24), "699")
+
+
+def test_an_original_google_file_always_has_a_class_position(tmp_path):
+    """So 16 rows are 3 × 5 and one; of big_vision's names, which never have one, they are 4 × 4."""
+    for size, name in (((24, 40), "Transformer/posembed_input/pos_embedding"), ((32, 32), "pos_embedding")):
+        ours = model(size=size)
+        tensors = write_names(ours.state_dict(), ours.config, GOOGLE)[0]
+        table = tensors.pop("Transformer/posembed_input/pos_embedding")
+        tensors[name] = table[:, int(name == "pos_embedding") :]
+        save_arrays(tmp_path / "g.npz", {key: tensor.numpy() for key, tensor in tensors.items()})
+        asked: dict[str, Any] = {"size": size} if size[0] != size[1] else {}
+        made = regard.create(weights=tmp_path / "g.npz", quiet=True, **asked)
+        assert made.config.size == size
+        assert torch.equal(made.positions.table[1:], ours.positions.table[1:])
+
+
+def test_a_square_is_assumed_and_said(file):
+    assert "positions are 3×3 patches: the file does not say" in regard.create(weights=file, quiet=True).loaded.assumed
+
+
+@pytest.mark.parametrize("command", ["predict", "explain", "inspect"])
+def test_commands_take_the_size_and_the_heads_of_a_file(command, tmp_path, cli):
+    save_file(timm_state(width=48, size=(24, 40)), tmp_path / "w.safetensors")
+    Image.fromarray(np.zeros((24, 40, 3), np.uint8)).save(tmp_path / "a.png")
+    out = () if command == "predict" else ("--out", tmp_path / "out.png")
+    code, _, error = cli(command, tmp_path / "w.safetensors", tmp_path / "a.png", *out, "--heads", 3)
+    assert (code, "give size= (--size)" in error) == (2, True)
+    code, _, error = cli(command, tmp_path / "w.safetensors", tmp_path / "a.png", *out, "--heads", 3, "--size", 24, 40)
+    assert code == 0, error
+
+
 def test_positions_that_can_be_read_in_two_ways_are_not_guessed_at(tmp_path):
     """Sixteen rows: 4 × 4 patches without the class token's, or 3 × 5 with it."""
     state = timm_state(size=(24, 40))
     assert state["pos_embed"].shape[1] == 16
     save_file(state, tmp_path / "w.safetensors")
-    with pytest.raises(RegardError, match="16 positions may be of 4×4 or 3×5 patches"):
-        regard.create(weights=tmp_path / "w.safetensors", size=(24, 40))
+    told = r"16 positions may be 4×4 patches .* or 3×5 patches and a class token"
+    with pytest.raises(RegardError, match=told):
+        regard.create(weights=tmp_path / "w.safetensors")
+    with pytest.raises(RegardError, match=told):
+        regard.create(weights=tmp_path / "w.safetensors", size=16)
+    made = regard.create(weights=tmp_path / "w.safetensors", size=(24, 40), quiet=True)
+    assert_close(made(picture(24, 40)).logits, model(size=(24, 40))(picture(24, 40)).logits)
+    made = regard.create(weights=tmp_path / "w.safetensors", size=32, quiet=True)
+    assert torch.equal(made.positions.table[1:], state["pos_embed"][0])
     save_file(timm_state(), tmp_path / "plain.safetensors")  # ten rows are a class token and 3 × 3 patches, not 2 × 5
     made = regard.create(weights=tmp_path / "plain.safetensors", size=(16, 40), quiet=True)
     assert made.loaded.changed == ("positions are resampled from 3×3 to 2×5 patches",)

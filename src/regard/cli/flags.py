@@ -152,12 +152,14 @@ def add_settings(
 def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> None:
     """The flags of the options that tasks have for a command."""
     seen: set[str] = set()
+    places: dict[str, Any] = {}
     for title, group in groups:
         hints = get_type_hints(group)
-        own = [entry for entry in fields(group) if entry.name not in seen]  # pyright: ignore[reportArgumentType]
-        place = parser.add_argument_group(title) if own else parser
-        for entry in own:
+        for entry in fields(group):  # pyright: ignore[reportArgumentType]
+            if entry.name in seen:
+                continue
             seen.add(entry.name)
+            place = places[title] = places.get(title) or parser.add_argument_group(title)
             add_setting(place, entry.name, hints[entry.name], entry.metadata["help"], entry.default)
 
 

@@ -18,19 +18,23 @@ from regard.errors import ConfigError, DataError, RegardError, refuse_failed
 
 
 def _options(parser: Parser, kind: str) -> None:
-    groups = [getattr(entry.settings, kind) for entry in tasks.TASKS]
+    groups = [getattr(entry.settings, name) for name in (kind, "LoadOptions") for entry in tasks.TASKS]
     add_options(parser, ((group.title, group) for group in groups))
 
 
-def _of_task(run: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options for the run's task; the others are refused."""
+def _of_task(run: str, kind: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options for loading the run's model and those of the command for its task; the others are refused."""
     require_path(run)
     entry = tasks.of_run(run)
     if entry is None:
         from regard.run.using import task_of
 
         entry = task_of(run)
-    return checked_options(getattr(entry.settings, kind), given, entry.name)
+    loading, rest = tasks.part_options(entry, given)
+    return (
+        checked_options(entry.settings.LoadOptions, loading, entry.name),
+        checked_options(getattr(entry.settings, kind), rest, entry.name),
+    )
 
 
 def run_eval(words: Sequence[str]) -> None:
@@ -47,12 +51,12 @@ def run_eval(words: Sequence[str]) -> None:
     split, quiet = given.pop("split", None), given.pop("quiet", False)
     if out and Path(out).suffix != ".json":
         raise ConfigError(f"figures are not written as {Path(out).suffix or 'nothing'}", do="end --out in .json")
-    options = _of_task(run, "EvalOptions", given)
+    loading, options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api
     from regard.weights import to_json, write_text
 
-    result = api.evaluate(run, data, split=split, quiet=quiet, **options)
+    result = api.evaluate(run, data, split=split, quiet=quiet, **loading, **options)
     if out:
         write_text(Path(out), to_json(result.to_json()))
     print(columns(("figure", "value", "95 % interval", "n"), [
@@ -79,10 +83,10 @@ def run_predict(words: Sequence[str]) -> None:
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
-    options = _of_task(run, "PredictOptions", given)
+    loading, options = _of_task(run, "PredictOptions", given)
     from regard import api
 
-    predictor: Any = api.load(run, quiet=quiet)
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     shown = {name: options.pop(name) for name in ("top",) if name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
@@ -108,12 +112,12 @@ def run_explain(words: Sequence[str]) -> None:
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
-    options = _of_task(run, "ExplainOptions", given)
+    loading, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
 
     check_ending(out)
-    predictor: Any = api.load(run, quiet=quiet)
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     if not hasattr(predictor, "explain_inputs"):
         raise ConfigError("there is nothing to explain", where=run)
     predictor.explain_inputs(inputs, out, quiet=quiet, **options)
@@ -204,6 +208,10 @@ class Inspect:
     """The same for attention heads: pairs of layer and head, both from 0."""
     excite_token: tuple[tuple[int, int], ...] = ()
     """The same for patches: pairs of layer and patch, both from 0."""
+    size: tuple[int, ...] | None = None
+    """Input size in pixels: one number, or height and width. Default: as the weights say."""
+    heads: int | None = None
+    """Attention heads, where a weights file does not say."""
     out: str = "inspect.png"
     """Picture to write (.png, .svg or .pdf)."""
     quiet: Quiet = False
@@ -215,7 +223,8 @@ class Inspect:
         from regard.explain.inspection import own_pictures
 
         check_ending(Path(self.out))
-        predictor, images = _images(self.run_folder), find_images(self.inputs) if self.inputs else []
+        predictor = _images(self.run_folder, quiet=self.quiet, **_fields(self.size, self.heads))
+        images = find_images(self.inputs) if self.inputs else []
         if not self.inputs:
             try:
                 images = own_pictures(self.run_folder, predictor.preparation)
@@ -295,11 +304,11 @@ def _fields(size: tuple[int, ...] | None, heads: int | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _images(run: str) -> Any:
+def _images(run: str, **options: Any) -> Any:
     """A predictor that can be inspected."""
     from regard import api
 
-    predictor: Any = api.load(run)
+    predictor: Any = api.load(run, **options)
     if not hasattr(predictor, "inspect"):
         raise ConfigError("`regard inspect` is for networks that take images", where=run)
     return predictor

@@ -16,7 +16,7 @@ from regard.metrics import Comparison
 from regard.run.runner import plain_settings, read_config
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
-from regard.tasks import Entry
+from regard.tasks import Entry, part_options
 from regard.weights import Run, identify, seen_samples
 
 
@@ -53,11 +53,12 @@ def load(path: str | Path, device: str = "auto", progress: Progress | None = Non
 def evaluate(
     run: str | Path, data: str | Path, *, split: str | None = None, quiet: bool = False, **options: Any
 ) -> Result:
-    """Figures of a trained model on data."""
+    """Figures of a trained model on data; `options` are the task's `EvalOptions` and `LoadOptions`."""
     progress, entry = Progress(quiet), task_of(run)
     tasks.require_data(data)
+    loading, options = part_options(entry, options)
     asked = make(entry.settings.EvalOptions, options, entry.name)
-    task, predictor = entry.load(), load(run, progress=progress)
+    task, predictor = entry.load(), load(run, progress=progress, **loading)
     settings = predictor.data_settings(data)
     dataset = task.open(data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")

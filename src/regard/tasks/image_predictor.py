@@ -33,6 +33,7 @@ from regard.explain import (
 from regard.explain.draw import draw_pages
 from regard.explain.visualise import STEPS
 from regard.networks.base import Network
+from regard.tasks.image_options import LoadOptions
 from regard.weights import Checkpoint, open_weights
 
 Image = Any
@@ -54,10 +55,9 @@ class ImagePredictor:
         return f"{name}({type(self.model).__name__}, {len(self.classes)} classes, input {self.preparation.size})"
 
     @classmethod
-    def open(cls, path: str | Path, device: torch.device, progress: Progress, heads: int | None = None) -> Any:
+    def open(cls, path: str | Path, device: torch.device, progress: Progress, options: LoadOptions) -> Any:
         """From a run folder (its best weights) or a weights file of any known format."""
-        given: dict[str, Any] = {} if heads is None else {"heads": heads}
-        checkpoint, report = open_weights(path, **given)
+        checkpoint, report = open_weights(path, **options.fields())
         for line in report.lines() if report.format != "regard" or report.untrained else ():
             progress.say(line)
         return cls(checkpoint, device)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from regard import registry
@@ -18,6 +20,8 @@ from regard.data import Preparation
 from regard.errors import RunError
 
 FORMAT = "regard-2"
+MOST_COMMENT = 65_535
+"""Bytes that the comment of a zip archive may have."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,18 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] |
 
     apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # no two share memory
     write_aside(path, lambda aside: save_file(apart, aside, metadata={"format": "pt", **(about or {})}))
+
+
+def save_arrays(tensors: dict[str, Tensor], path: Path, comment: str) -> None:
+    """A NumPy archive for others to read. Its comment is text that other readers pass over."""
+
+    def save(aside: Path) -> None:
+        with aside.open("wb") as file:
+            np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        with zipfile.ZipFile(aside, "a") as archive:
+            archive.comment = comment.encode()
+
+    write_aside(path, save)
 
 
 def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], path: Path) -> Checkpoint:

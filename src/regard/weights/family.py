@@ -21,7 +21,7 @@ class Written(NamedTuple):
     settings: dict[str, Any]
     """transformers' config.json."""
     header: dict[str, Any]
-    """What other files of tensors do not say, in the same words: written into their header, for Regard to read."""
+    """What tensors do not say, in the same words: written into the header of other files, for Regard to read."""
     notes: list[str]
 
 

@@ -99,7 +99,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise RunError(f"{what}: refused", where=path, do="do not trust this file")
     if archive:
         if any(member.filename.endswith(".npy") for member in _members(path)):
-            return _read_npz(path), {}
+            return _read_npz(path), _comment(path)
         return _read_torch(path, mapped=True), {}
     if pickled:
         return _read_torch(path, mapped=False), {}
@@ -188,6 +188,17 @@ def _read_npz(path: Path) -> dict[str, Any]:
     except Exception as error:  # as above
         raise RunError(f"the archive is damaged: {error}", where=path) from None
     return values
+
+
+def _comment(path: Path) -> dict[str, str]:
+    """What our own converted archives say in their comment; of others' comments nothing is read."""
+    with zipfile.ZipFile(path) as archive:
+        try:
+            stored = json.loads(archive.comment or b"{}")
+        except (ValueError, RecursionError):
+            return {}
+    about = stored if isinstance(stored, dict) else {}
+    return {name: about[name] for name in ("settings", "preprocessor") if isinstance(about.get(name), str)}
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:

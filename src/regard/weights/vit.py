@@ -20,7 +20,7 @@ from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
-from regard.weights.vit_names import DINOV2, FORMATS, HF, HF_DINOV2, TIMM
+from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM
 
 
 def read(
@@ -85,12 +85,11 @@ def _infer(
     eps = settings.get("layer_norm_eps", format.eps)
     if "layer_norm_eps" not in settings and format is HF:
         notes.assumed.append(f"LayerNorm's eps is transformers' usual {format.eps:g}: no config.json beside it says")
-    grid = _grid(state, format, opened, patch, fields.get("size"))
     final = state.get("head.weight")
     return make(
         ViTConfig,
         {
-            "size": tuple(g * p for g, p in zip(grid, patch, strict=True)),
+            "size": _input_size(state, format, opened, patch, fields.get("size"), notes),
             "patch": patch,
             "channels": state["patches.root.weight"].shape[1] if hybrid else kernel.shape[1],
             "classes": 1000 if final is None else len(final),
@@ -137,33 +136,47 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
     return width // 64
 
 
-def _grid(
-    state: dict[str, Tensor], format: Format, opened: Opened, patch: tuple[int, ...], size: Any
+def _input_size(
+    state: dict[str, Tensor], format: Format, opened: Opened, patch: tuple[int, ...], size: Any, notes: Notes
 ) -> tuple[int, ...]:
-    """How the patches of the position table lie: as the config.json says, else a square, else as `size` would have it.
+    """The input size whose patches the position table is for: the file's, else a square, else `size`.
 
-    Some tables have rows for the tokens before the patches and some have none, so that 16 rows may be 4 × 4 patches
-    or a class token and 3 × 5. What can be read in two ways is not guessed at.
+    Some tables have a row for the class token and some have none: 16 rows are 4 × 4 patches, or a class token and
+    3 × 5. Where a file could mean either, only `size` decides.
     """
-    rows, classed = len(state["positions.table"]), int("class_token" in state)
+    rows, prefixes = len(state["positions.table"]), _prefix_rows(state, format, opened)
+    squares = {n: math.isqrt(rows - n) for n in prefixes if rows > n and math.isqrt(rows - n) ** 2 == rows - n}
+    undecided = len(squares) > 1 or (format is TIMM and prefixes == [1, 0] and 0 in squares)
+
+    def fitting(wanted: Any) -> tuple[int, ...] | None:
+        sides = per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size") if wanted else None
+        return sides if sides and rows - math.prod(grid_of(sides, patch)) in prefixes else None
+
+    stored = fitting(opened.settings.get("image_size") or opened.timm_settings.get("input_size", ())[1:])
+    asked = fitting(size)
+    if stored or (asked and (undecided or not squares)):
+        return stored or asked or ()
+    do = "give size= (--size) as the model was trained; to use it at another size, first convert it to regard"
+    if not squares:
+        raise RunError(f"{rows} positions make no square", where=opened.path, do=do)
+    if undecided:
+        ways = [f"{side}×{side} patches and {n or 'no'} other tokens" for n, side in squares.items()]
+        ways += [f"{side - 1}×{side + 1} patches and a class token" for side in squares.values() if len(squares) == 1]
+        raise RunError(f"{rows} positions may be {' or '.join(ways)}", where=opened.path, do=do)
+    (side,) = squares.values()
+    if not format.square:
+        notes.assumed.append(f"positions are {side}×{side} patches: the file does not say")
+    return tuple(side * p for p in patch)
+
+
+def _prefix_rows(state: Mapping[str, Tensor], format: Format, opened: Opened) -> list[int]:
+    """Numbers of rows that the position table may have for tokens before the patches."""
+    classed = int("class_token" in state)
     counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
-    patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in format.prefix) if rows > n]
-    said = opened.settings.get("image_size") or opened.timm_settings.get("input_size", ())[1:]
-    grids = [grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
-             for wanted in (said, size) if wanted]  # fmt: skip
-    if said and math.prod(grids[0]) in patches:
-        return grids[0]
-    squares = [(math.isqrt(n),) * 2 for n in patches if math.isqrt(n) ** 2 == n]
-    if len(squares) == 1 and math.prod(squares[0]) == patches[0]:
-        return squares[0]
-    ways = dict.fromkeys([*squares, *(grid for grid in grids if math.prod(grid) in patches)])
-    if len(ways) == 1:
-        return next(iter(ways))
-    if not ways:
-        raise RunError(f"{rows} positions make no square", where=opened.path, do="give size= as the model was trained")
-    several = " or ".join("×".join(map(str, grid)) for grid in ways)
-    do = "give size= as the model was trained, or none; change the size of what `regard convert --to regard` writes"
-    raise RunError(f"{rows} positions may be of {several} patches", where=opened.path, do=do)
+    kinds = format.prefix
+    if format is GOOGLE and any(name.endswith("posembed_input/pos_embedding") for name in opened.tensors):
+        kinds = ("class",)  # only big_vision, which has another name for it, adds positions before the class token
+    return list(dict.fromkeys(counts[kind] for kind in kinds))
 
 
 def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
@@ -215,7 +228,7 @@ def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
     """Our tensors as `to` names them, with what else its files say."""
     target = _choose(config, to)
     tensors, notes = write_names(weights, config, target)
-    header = {"num_attention_heads": config.heads, "layer_norm_eps": config.eps}
+    header = {"num_attention_heads": config.heads, "layer_norm_eps": config.eps, "image_size": list(config.size)}
     return Written(tensors, header | _settings(config, target), header, notes)
 
 

@@ -78,7 +78,7 @@ class Task(ImageTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Classifier:
-        return Classifier.open(path, device, progress, options.heads)
+        return Classifier.open(path, device, progress, options)
 
     @classmethod
     def evaluate_on(

@@ -106,7 +106,7 @@ class Task(ImageTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Encoder:
-        return Encoder.open(path, device, progress, options.heads)
+        return Encoder.open(path, device, progress, options)
 
     @classmethod
     def evaluate_on(

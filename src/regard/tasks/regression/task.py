@@ -116,7 +116,7 @@ class Task(ImageTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Estimator:
-        return Estimator.open(path, device, progress, options.heads)
+        return Estimator.open(path, device, progress, options)
 
     @classmethod
     def evaluate_on(

@@ -65,6 +65,7 @@ class Config(RunConfig):
 
 @dataclass(frozen=True)
 class LoadOptions(Group):
+    title: ClassVar[str] = "weights"
     average: int = setting(0, "Mean of the weights of so many last epochs of a run that kept them (--keep).", least=0)
 
 
