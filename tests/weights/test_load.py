@@ -190,6 +190,69 @@ def test_a_folder_as_timm_publishes_it_says_size_and_normalisation(tmp_path):
     assert (predictor.preparation.mean, predictor.preparation.std) == ((0.5, 0.4, 0.3), (1.0, 2.0, 3.0))
 
 
+def timm_folder(folder, **about):
+    """A folder as timm publishes it, for a model with a class token."""
+    folder.mkdir(exist_ok=True)
+    save_file(timm_state(), folder / "model.safetensors")
+    stored = {"architecture": "vit_small", "num_classes": 5, "pretrained_cfg": {"input_size": [3, 24, 24]}}
+    (folder / "config.json").write_text(json.dumps(stored | about))
+    return folder
+
+
+def test_timms_names_of_classes_are_read(tmp_path):
+    names = ["crane", "tench", "crane", "owl", "cat"]
+    read = [
+        load_classifier(timm_folder(tmp_path / "timm", **about), "cpu", quiet=True).classes
+        for about in (
+            {"label_names": names},
+            {"label_names": dict(enumerate(names))},
+            {"pretrained_cfg": {"input_size": [3, 24, 24], "label_names": names}},
+            {"label_names": names[:3]},
+        )
+    ]
+    assert read == [("crane (0)", "tench", "crane (2)", "owl", "cat")] * 3 + [("0", "1", "2", "3", "4")]
+
+
+def test_the_pooling_of_a_timm_file_is_read_or_said_to_be_assumed(file, tmp_path):
+    assert (
+        "the head reads the class token: the file does not say"
+        in regard.create(weights=file, quiet=True).loaded.assumed
+    )
+    token = regard.create(weights=timm_folder(tmp_path / "timm", global_pool="token"), quiet=True)
+    mean = regard.create(weights=timm_folder(tmp_path / "timm", global_pool="avg"), quiet=True)
+    assert not any("the head reads" in line for made in (token, mean) for line in made.loaded.assumed)
+    assert mean.loaded.changed == ("the class token is a register here: the head reads the mean of the patches",)
+    own, tokens = model(), mean(picture(24, 24)).tokens
+    assert_close(tokens, own(picture(24, 24)).tokens)
+    assert_close(mean(picture(24, 24)).logits, own.head(tokens[:, 1:].mean(dim=1)))
+    for fields in ({}, {"pool": "mean"}):
+        save_own(model(**fields), tmp_path / "own.safetensors")
+        (tmp_path / "out.safetensors").unlink(missing_ok=True)
+        convert(tmp_path / "own.safetensors", tmp_path / "out.safetensors", to="timm")
+        assert regard.create(weights=tmp_path / "out.safetensors", quiet=True).loaded.assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"global_pool": "map"}, "its pooling is 'map'"),
+        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "quick GELU is not known here"),
+        ({"model_args": {"act_layer": "quick_gelu"}}, "its activation is 'quick_gelu'; ours is gelu"),
+        ({"model_args": {"norm_layer": "rmsnorm"}}, "config.json sets norm_layer='rmsnorm'"),
+        ({"model_args": {"num_heads": 7}}, "does not divide into"),
+    ],
+    ids=str,
+)
+def test_a_timm_model_that_ours_cannot_be_is_refused(about, message, tmp_path):
+    with pytest.raises(RegardError, match=message):
+        regard.create(weights=timm_folder(tmp_path / "timm", **about))
+
+
+def test_heads_of_a_timm_folder(tmp_path):
+    folder = timm_folder(tmp_path / "timm", model_args={"num_heads": 4, "drop_rate": 0.1, "act_layer": "gelu"})
+    assert regard.create(weights=folder, quiet=True).config.heads == 4
+
+
 def hf_folder(folder, settings: str = "{}", preprocessor: str = "{}"):
     ours = model()
     folder.mkdir(exist_ok=True)

@@ -106,9 +106,11 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] |
 def save_arrays(tensors: dict[str, Tensor], path: Path, comment: str) -> None:
     """A NumPy archive for others to read. Its comment is text that other readers pass over."""
 
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+
     def save(aside: Path) -> None:
         with aside.open("wb") as file:
-            np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+            np.savez(file, **arrays)
         with zipfile.ZipFile(aside, "a") as archive:
             archive.comment = comment.encode()
 

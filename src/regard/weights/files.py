@@ -52,7 +52,7 @@ class Opened:
     @property
     def timm_settings(self) -> dict[str, Any]:
         """What timm says about the images of a published model."""
-        stored = self.settings.get("pretrained_cfg")
+        stored = self.settings.get("pretrained_cfg", self.settings)  # older files have one level
         return stored if isinstance(stored, dict) and isinstance(stored.get("input_size"), list) else {}
 
 
@@ -68,7 +68,9 @@ def open_file(path: Path) -> Opened:
         values, metadata = _read(path)
     tensors, left = _unwrap(values, path)
     settings = _beside(path, "config.json")
-    settings = settings if {"model_type", "pretrained_cfg"} & set(settings) else {}  # another config.json is none of it
+    settings = (
+        settings if {"model_type", "pretrained_cfg", "architecture"} & set(settings) else {}
+    )  # another config.json is none of it
     settings = settings or _in_header(metadata, "settings", path)
     preprocessor = _beside(path, "preprocessor_config.json") or _in_header(metadata, "preprocessor", path)
     return Opened(path, tensors, metadata, settings, preprocessor, left)

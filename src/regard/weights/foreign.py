@@ -18,6 +18,7 @@ from regard.weights.family import Family
 from regard.weights.files import Opened
 from regard.weights.names import COUNTS, IMAGENET, Format, detect
 from regard.weights.notes import Notes, shortened
+from regard.weights.timm_config import label_names
 
 
 def recognise(opened: Opened) -> tuple[Family, Format]:
@@ -73,7 +74,7 @@ def require_finite(state: Mapping[str, Tensor], where: object) -> None:
 
 def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
     """As the config.json says, else numbers; ImageNet has two of "crane": such names get their number too."""
-    labels = opened.settings.get("id2label")
+    labels = opened.settings.get("id2label") or label_names(opened.settings)
     if not isinstance(labels, dict) or set(labels) != set(map(str, range(classes))):
         return tuple(map(str, range(classes)))
     names = [str(labels[str(n)]) for n in range(classes)]

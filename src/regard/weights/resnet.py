@@ -19,6 +19,7 @@ from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import COUNTS, HALF, Format, Row, Shape
 from regard.weights.notes import Notes, mismatch
+from regard.weights.timm_config import stored_arguments
 
 _WRAPPED = (r"^(module\.|_orig_mod\.|backbone\.|model\.|resnet\.|bit\.)+", "")
 
@@ -116,6 +117,9 @@ def read(
         if opened.settings.get(key, only) != only:
             what = f"its {key} is {opened.settings[key]!r}; ours is {only!r}"
             raise RunError(what, where=opened.path, do="no other kind of residual network is known here")
+    pool = stored_arguments(opened.settings, opened.path, "relu").get("global_pool", "avg")
+    if pool != "avg":
+        raise RunError(f"its pooling is {pool!r}; ours is the mean ('avg')", where=opened.path)
     state, unknown = format.read(opened.tensors)
     _fill_counts(state)
     differ = [f"{format.called(key)}: not in the file" for key in ("root.weight",) if key not in state]

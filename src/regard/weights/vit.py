@@ -20,7 +20,12 @@ from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
+from regard.weights.timm_config import POOLS, stored_arguments, stored_pool
 from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM
+
+# width, depth, heads, mlp of published sizes that are not built by name here. g, G: Zhai et al. (2022), Table 2.
+# SoViT-400m: Alabdulmohsin et al. (2023).
+LARGER = {"g": (1408, 40, 16, 6144), "G": (1664, 48, 16, 8192), "So400m": (1152, 27, 16, 4304)}
 
 
 def read(
@@ -44,11 +49,27 @@ def read(
             notes.assumed.append(
                 "the class token alone answers; DeiT averages that with the distillation token's answer"
             )
+    if format is TIMM:
+        _read_pool(state, opened, notes)
     config = _infer(state, opened, format, name, fields, notes)
     state["patches.project.weight"] = state["patches.project.weight"].flatten(1)
     _place_positions(state, config)
     _read_head(state, format, notes)
     return state, config
+
+
+def _read_pool(state: dict[str, Tensor], opened: Opened, notes: Notes) -> None:
+    """What the head reads. A class token that it does not read is a register."""
+    pool = stored_pool(stored_arguments(opened.settings, opened.path), opened.path)
+    if pool is None:
+        reads = "class token" if "class_token" in state else "mean of the patches"
+        notes.assumed.append(f"the head reads the {reads}: the file does not say")
+    elif pool == "class" and "class_token" not in state:
+        raise mismatch(["cls_token: not in the file, though its pooling is 'token'"], opened.path)
+    elif pool == "mean" and "class_token" in state:
+        others = state.get("registers", torch.empty(0, len(state["norm.weight"])))
+        state["registers"] = torch.cat([state.pop("class_token"), others])
+        notes.changed.append("the class token is a register here: the head reads the mean of the patches")
 
 
 def _needed(state: Mapping[str, Tensor]) -> list[str]:
@@ -112,6 +133,8 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
     """Read where the file or the config.json beside it says; else the name's; else those of a known size."""
     if "num_attention_heads" in opened.settings:
         return opened.settings["num_attention_heads"]
+    if "num_heads" in (stored := stored_arguments(opened.settings, opened.path)):
+        return stored["num_heads"]
     for key, tensor in opened.tensors.items():
         if key.endswith("/query/kernel") and tensor.ndim == 3:
             return tensor.shape[1]
@@ -120,7 +143,7 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
     if name in VARIANTS:
         return configure(name).heads
     width, mlp = len(state["norm.weight"]), len(state["blocks.0.mlp.up.weight"])
-    known = {size: heads for size, (w, _, heads, m) in SIZES.items() if (w, m) == (width, mlp)}
+    known = {size: heads for size, (w, _, heads, m) in (SIZES | LARGER).items() if (w, m) == (width, mlp)}
     if known:
         (size, heads), *others = known.items()  # of two such sizes the usual one stands first
         but = "".join(f" (ViT-{other} has {n}: give heads= or a name)" for other, n in others)
@@ -228,8 +251,15 @@ def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
     """Our tensors as `to` names them, with what else its files say."""
     target = _choose(config, to)
     tensors, notes = write_names(weights, config, target)
-    header = {"num_attention_heads": config.heads, "layer_norm_eps": config.eps, "image_size": list(config.size)}
-    return Written(tensors, header | _settings(config, target), header, notes)
+    header: dict[str, Any] = {
+        "num_attention_heads": config.heads,
+        "layer_norm_eps": config.eps,
+        "image_size": list(config.size),
+    }
+    settings = header | _settings(config, target)
+    if target is TIMM:
+        header["global_pool"] = {ours: theirs for theirs, ours in POOLS.items()}[config.pool]
+    return Written(tensors, settings, header, notes)
 
 
 def _choose(config: ViTConfig, to: str) -> Format:
