@@ -21,6 +21,7 @@ from regard.networks.resnet.bit import HybridStem  # noqa: E402
 from regard.networks.vit import network as vit  # noqa: E402
 from regard.registry import MODELS  # noqa: E402
 from regard.weights import convert  # noqa: E402
+from tests.loading import load_classifier  # noqa: E402
 from tests.weights.parity import assert_close, assert_equal, picture, randomise  # noqa: E402
 
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "mlp_ratio": 2, "num_classes": 5}
@@ -100,7 +101,7 @@ def test_mean_pooling_beside_a_class_token(fields, tmp_path):
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     names = [f"name {n}" for n in range(5)]
     save_config_for_hf(theirs, tmp_path / "config.json", {"label_names": names}, {"num_heads": 4})
-    ours = regard.load(tmp_path, quiet=True)
+    ours = load_classifier(tmp_path, quiet=True)
     with torch.no_grad():
         assert_close(ours.model(picture(16, 24)).logits, theirs(picture(16, 24)))
     assert ours.classes == tuple(names)

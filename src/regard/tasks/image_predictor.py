@@ -48,6 +48,9 @@ class ImagePredictor:
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
         self.model = checkpoint.build()
         self.model.to(device).eval()
+        last = self.model.get_submodule(self.model.config.last_layer)
+        self.headless = not checkpoint.task and not last.weight.any()
+        """Weights that no run trained, with a head of zeros: it has nothing to say."""
         self.random_models: list[Network] = []
 
     def __repr__(self) -> str:
