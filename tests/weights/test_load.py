@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +88,99 @@ def test_prefixes_of_training_scripts_are_seen_through(tmp_path):
     made = regard.create(weights=tmp_path / "w.pth", quiet=True)
     assert made.loaded.unused == ("student (no weights)", "epoch (no weights)")
     assert torch.equal(made.norm.weight, timm_state()["norm.weight"])
+
+
+@pytest.mark.parametrize("prefix", ["net.", "dino.", "backbone.", "module.", "model.net.", "visual.trunk."])
+@pytest.mark.parametrize("registers", [0, 2])
+def test_any_prefix_is_seen_through(prefix, registers, tmp_path):
+    ours = model(registers=registers, layer_scale=0.1)
+    for target in (TIMM, DINOV2):
+        state = write_names(ours.state_dict(), ours.config, target)[0]
+        save_file({prefix + name: tensor for name, tensor in state.items()}, tmp_path / "w.safetensors")
+        made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
+        assert made.loaded.format == target.name
+        assert_close(made(picture(24, 24)).tokens, ours(picture(24, 24)).tokens)
+
+
+def test_a_full_dino_checkpoint_gives_the_teachers_backbone(tmp_path):
+    """Its projection head is not used; nor is the student, in a dictionary of its own or in the same one."""
+    head = {"head.mlp.0.weight": torch.ones(4, 64), "head.last_layer.weight_g": torch.ones(4, 1)}
+    teacher = {f"backbone.{name}": t for name, t in timm_state().items() if not name.startswith("head.")} | head
+    student = {name: torch.zeros_like(tensor) for name, tensor in teacher.items()}
+    torch.save({"student": {f"module.{k}": v for k, v in student.items()}, "teacher": teacher}, tmp_path / "nested.pth")
+    flat = {f"{who}.{k}": v for who, own in (("student", student), ("teacher", teacher)) for k, v in own.items()}
+    torch.save({"state_dict": flat, "epoch": 3}, tmp_path / "flat.pth")
+    for name in ("nested.pth", "flat.pth"):
+        made = regard.create(weights=tmp_path / name, quiet=True)
+        assert_close(made(picture(24, 24)).tokens, model()(picture(24, 24)).tokens)
+        assert any(line.startswith("head.mlp.0.weight") for line in made.loaded.unused)
+        assert any(line.startswith("student (") for line in made.loaded.unused)
+
+
+def test_two_networks_in_one_file_are_told_apart(tmp_path):
+    both = {f"{part}_encoder.{name}": t.clone() for part in ("base", "momentum") for name, t in timm_state().items()}
+    save_file(both, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=r"2 networks: base_encoder\., momentum_encoder\.(.|\n)*save one of them alone"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
+def test_a_full_masked_autoencoder_gives_its_encoder(tmp_path):
+    state = {name: t for name, t in timm_state().items() if not name.startswith("head.")}
+    names = ("mask_token", "decoder_pos_embed", "decoder_embed.weight", "decoder_blocks.0.attn.proj.weight")
+    extra = {name: torch.zeros(1, 4, 8) for name in names}
+    torch.save({"model": state | extra}, tmp_path / "mae.pth")
+    made = regard.create(weights=tmp_path / "mae.pth", quiet=True)
+    assert made.loaded.format == "timm"
+    assert [line.split(" (")[0] for line in made.loaded.unused] == list(extra)
+    assert_close(made(picture(24, 24)).tokens, model()(picture(24, 24)).tokens)
+
+
+def test_dinov2_with_registers_needs_no_mask_token(tmp_path):
+    ours = model(registers=2, layer_scale=0.1)
+    state = write_names(ours.state_dict(), ours.config, DINOV2)[0]
+    del state["mask_token"]
+    save_file(state, tmp_path / "w.safetensors")
+    made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
+    assert made.loaded.format == "dinov2"
+    assert_close(made(picture(24, 24)).tokens, ours(picture(24, 24)).tokens)
+
+
+def test_zeros_stand_in_for_biases_that_no_block_has(tmp_path):
+    ours = model()
+    for block in ours.blocks:
+        block.attention.qkv.bias.data.zero_()
+    for target in (TIMM, HF):
+        state = write_names(ours.state_dict(), ours.config, target)[0]
+        state = {name: t for name, t in state.items() if not re.search(r"(qkv|query|key|value)\.bias", name)}
+        save_file(state, tmp_path / "w.safetensors")
+        made = regard.create(weights=tmp_path / "w.safetensors", eps=1e-6, quiet=True)
+        assert "biases of queries, keys and values are zeros: the file has none" in made.loaded.changed
+        assert_close(made(picture(24, 24)).logits, ours(picture(24, 24)).logits)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        ("fc_norm.weight", "averaged before the norm"),
+        ("blocks.0.attn.q_norm.weight", "queries and keys are normalised"),
+        ("norm_pre.weight", "a norm before the blocks"),
+        ("blocks.0.mlp.w12.weight", "SwiGLU"),
+        ("attn_pool.q.weight", "an attention layer pools"),
+    ],
+)
+def test_a_relative_of_vit_is_refused_with_the_reason(tensor, reason, tmp_path):
+    save_file(timm_state() | {tensor: torch.ones(64)}, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=f"{tensor}: not in the model(.|\n)*this is another network: .*{reason}"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
+def test_a_gated_mlp_is_refused_with_the_reason(tmp_path):
+    state = timm_state()
+    for n in range(2):
+        state[f"blocks.{n}.mlp.fc2.weight"] = state[f"blocks.{n}.mlp.fc2.weight"][:, :48].clone()
+    save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match="gated"):
+        regard.create(weights=tmp_path / "w.safetensors")
 
 
 def test_other_weights_in_the_file_are_not_called_no_weights(tmp_path):
@@ -405,7 +499,7 @@ def test_every_variant_is_known_by_its_shape(name):
 def test_every_format_is_detected_as_itself(target):
     ours = model(mlp=128, layer_scale=0.1 if target in (DINOV2, HF_DINOV2, TIMM) else None)
     tensors, _ = write_names(ours.state_dict(), ours.config, target)
-    assert detect(tensors, FORMATS) is target
+    assert detect(tensors, FORMATS) == (target, [""])
 
 
 FIELDS = {

@@ -61,6 +61,7 @@ def open_file(path: Path) -> Opened:
     if not path.is_file():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
         raise RunError("there is no such file or run", where=path, do=near)
+    _refuse_texts(path)
     if path.name.endswith(".index.json"):
         values, metadata = _read_shards(path), {}
     else:
@@ -74,6 +75,18 @@ def open_file(path: Path) -> Opened:
     settings = settings or _in_header(metadata, "settings", path)
     preprocessor = _beside(path, "preprocessor_config.json") or _in_header(metadata, "preprocessor", path)
     return Opened(path, tensors, metadata, settings, preprocessor, left)
+
+
+def _refuse_texts(path: Path) -> None:
+    """What a download often leaves in place of a file of weights."""
+    with path.open("rb") as file:
+        start = file.read(256).lstrip().lower()
+    if start.startswith(b"version https://git-lfs"):
+        what = "the file is a git-LFS pointer, not the weights it stands for"
+        raise RunError(what, where=path, do="run `git lfs pull` in its repository, or download the file itself")
+    if start.startswith((b"<!doctype html", b"<html")):
+        what = "the file is a web page (HTML), not weights"
+        raise RunError(what, where=path, do="download the file itself; a site may ask to log in first")
 
 
 def _in_header(metadata: dict[str, str], name: str, path: Path) -> dict[str, Any]:
@@ -259,6 +272,8 @@ def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tupl
             break
         left += [_in_words(name, value) for name, value in values.items() if name != inner]
         values = values[inner]
+    values, others = _choose_teacher(values)
+    left += others
     tensors = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
     left += [_in_words(name, value) for name, value in values.items() if str(name) not in tensors]
     if not tensors or len(tensors) > MOST_ENTRIES:
@@ -274,6 +289,20 @@ def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tupl
         what = f"the tensors share memory: {claimed:,} bytes of them lie in {held:,}"
         raise RunError(what, where=path, do="do not trust this file; if it is yours, save a copy of each tensor")
     return tensors, tuple(left)
+
+
+def _choose_teacher(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Of a teacher and a student in one dictionary the teacher, as among CONTAINERS; and the others in words."""
+    names = {match: [n for n in values if str(n).startswith(f"{match}.")] for match in ("teacher", "student")}
+    chosen = next((match for match, own in names.items() if own), None)
+    if chosen is None:
+        return values, []
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in names[chosen]:
+            groups.setdefault(str(name).partition(".")[0], {})[name] = value
+    mine = {str(name).removeprefix(f"{chosen}."): values[name] for name in names[chosen]}
+    return mine, [_in_words(name, group) for name, group in groups.items()]
 
 
 def _in_words(name: Any, value: Any) -> str:

@@ -67,7 +67,7 @@ def open_weights(
         called, theirs = name or stored.model, str
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
-        family, format = recognise(opened)
+        opened, family, format = recognise(opened)
         state, config = read_foreign(opened, family, format, name, fields, notes)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)

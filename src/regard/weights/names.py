@@ -52,7 +52,9 @@ class Format:
     name: str
     rows: tuple[Row, ...]
     sign: tuple[str, ...]
-    """Names that every file of this format has."""
+    """Names that every file of this format has; `a|b` is either."""
+    absent: tuple[str, ...] = ()
+    """Names that no file of it has."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Other versions' names (a regular expression) and how the rows spell them."""
     spare: str = r"(?!)"
@@ -168,15 +170,33 @@ def _translate(name: str, rows: tuple[Row, ...], side: str) -> tuple[Row, str, s
     return None
 
 
-def detect(names: Mapping[str, object], formats: Iterable[Format]) -> Format | None:
-    """The format whose signs are all there.
+def detect(names: Iterable[str], formats: Iterable[Format]) -> tuple[Format, list[str]] | None:
+    """The format whose signs are all there, and what stands before them: mostly one prefix, and mostly an empty one.
 
     >>> from regard.weights.vit_names import FORMATS
-    >>> detect({"conv_proj.weight": 0, "encoder.pos_embedding": 0, "encoder.ln.weight": 0}, FORMATS).name
-    'torchvision'
+    >>> names = ["net.conv_proj.weight", "net.encoder.pos_embedding", "net.encoder.ln.weight"]
+    >>> format, prefixes = detect(names, FORMATS)
+    >>> format.name, prefixes
+    ('torchvision', ['net.'])
     """
+    names = list(names)
     for candidate in formats:
-        spelt = {candidate.respell(name) for name in names}
-        if set(candidate.sign) <= spelt:
-            return candidate
+        first = candidate.sign[0]
+        ends = {name[: -len(first)] for name in names if name.endswith(f".{first}")}
+        prefixes = (
+            [""] if _has_signs(candidate, names) else [end for end in sorted(ends) if _has_signs(candidate, names, end)]
+        )
+        if prefixes:
+            return candidate, prefixes
     return None
+
+
+def _has_signs(format: Format, names: list[str], prefix: str = "") -> bool:
+    spelt = {format.respell(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
+    return all(set(sign.split("|")) & spelt for sign in format.sign) and not set(format.absent) & spelt
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The same without a prefix of names, where that makes no two of them equal."""
+    short = {name: name.removeprefix(prefix) for name in tensors}
+    return {name if short[name] != name and short[name] in tensors else short[name]: t for name, t in tensors.items()}

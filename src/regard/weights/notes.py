@@ -66,6 +66,6 @@ def shortened(lines: list[str] | tuple[str, ...], most: int = 8) -> list[str]:
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
-def mismatch(differ: list[str], where: object) -> RunError:
+def mismatch(differ: list[str], where: object, do: str | None = None) -> RunError:
     """The error that lists how a file and a model differ."""
-    return RunError("the weights are not this model's:\n    " + "\n    ".join(shortened(differ)), where=where)
+    return RunError("the weights are not this model's:\n    " + "\n    ".join(shortened(differ)), where=where, do=do)

@@ -20,6 +20,7 @@ from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
+from regard.weights.others import reasons
 from regard.weights.timm_config import POOLS, stored_arguments, stored_pool
 from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM
 
@@ -33,12 +34,16 @@ def read(
 ) -> tuple[dict[str, Tensor], ViTConfig]:
     """Our state dict and the config it fits, from another's tensors."""
     state, unknown = format.read(opened.tensors)
+    _fill_biases(state, notes)
     spare = [key for key in unknown if re.fullmatch(format.spare, format.respell(key))]
     differ = [f"{format.called(key)}: not in the file" for key in _needed(state) if key not in state]
     differ += [f"{key}: not in the model" for key in unknown if key not in spare]
     if differ:
-        raise mismatch(differ, opened.path)
+        raise mismatch(differ, opened.path, reasons(unknown))
     _require_axes(state, format, opened.path)
+    up, down = state["blocks.0.mlp.up.weight"], state["blocks.0.mlp.down.weight"]
+    if down.ndim == 2 and len(up) == 2 * down.shape[1]:
+        raise RunError("its MLP is gated (SwiGLU); ours is not", where=opened.path)
     for key in spare:
         notes.leave(key, opened.tensors[key])
     if "distilled" in state:  # the second token differs from a register only in having a position
@@ -56,6 +61,15 @@ def read(
     _place_positions(state, config)
     _read_head(state, format, notes)
     return state, config
+
+
+def _fill_biases(state: dict[str, Tensor], notes: Notes) -> None:
+    """Where no block has biases of queries, keys and values, zeros are the same."""
+    weights = [key for key in state if re.fullmatch(r"blocks\.\d+\.attention\.qkv\.weight", key)]
+    biases = {key: key.replace("weight", "bias") for key in weights}
+    if weights and not any(bias in state for bias in biases.values()):
+        state.update({bias: torch.zeros(len(state[key])) for key, bias in biases.items() if state[key].ndim})
+        notes.changed.append("biases of queries, keys and values are zeros: the file has none")
 
 
 def _read_pool(state: dict[str, Tensor], opened: Opened, notes: Notes) -> None:
