@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -147,8 +148,9 @@ def test_dinov2_with_registers_needs_no_mask_token(tmp_path):
 
 def test_zeros_stand_in_for_biases_that_no_block_has(tmp_path):
     ours = model()
-    for block in ours.blocks:
-        block.attention.qkv.bias.data.zero_()
+    for name, parameter in ours.named_parameters():
+        if name.endswith("qkv.bias"):
+            parameter.data.zero_()
     for target in (TIMM, HF):
         state = write_names(ours.state_dict(), ours.config, target)[0]
         state = {name: t for name, t in state.items() if not re.search(r"(qkv|query|key|value)\.bias", name)}
@@ -663,3 +665,40 @@ def test_a_bare_state_dict_of_ours_is_told_from_others(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), again.parameters(), strict=True))
     with pytest.raises(ConfigError, match="2 names"):
         regard.save(own, tmp_path / "x.safetensors", classes=("a", "a"))
+
+
+@pytest.mark.parametrize("config", ["not json", "{}", '{"data": "digits", "task": "nonsense", "settings": {}}'])
+def test_a_run_with_a_damaged_config_is_refused_as_weights_too(config, run_folder, tmp_path, cli):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    shutil.copy(run_folder / "checkpoints" / "best.safetensors", tmp_path / "run" / "checkpoints")
+    shutil.copy(run_folder / "splits.csv", tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(config)
+    run, out = tmp_path / "run", tmp_path / "out.safetensors"
+    for words in (
+        ("convert", run, out, "--to", "timm"),
+        ("train", "digits", "--from", run, "--dry-run", "--quiet"),
+        ("predict", run, run),
+    ):
+        code, _, error = cli(*words)
+        assert code == 2, words
+        assert str(run) in error, "which folder it is"
+        assert "Traceback" not in error
+    assert not out.exists()
+
+
+def test_a_translator_is_called_one_where_images_are_needed(translation_run, tmp_path, cli):
+    run = translation_run.path
+    for words in (
+        ("probe", run, "digits", "--quiet"),
+        ("train", "digits", "--from", run, "--dry-run", "--quiet"),
+    ):
+        code, _, error = cli(*words)
+        assert code == 2, words
+        assert "the weights are of a network for text (transformer_nano)" in error
+        assert "`regard predict`" in error
+    code, said, error = cli("convert", run, tmp_path / "kept.safetensors", "--to", "regard")
+    assert code == 0, error
+    assert "its tokenizers are not in the file" in said
+    code, _, error = cli("convert", run, tmp_path / "t.safetensors", "--to", "timm")
+    assert code == 2
+    assert "keep it as regard" in error

@@ -103,7 +103,10 @@ def of_run(path: str | Path) -> Entry | None:
     stored = read_json(path / "config.json")
     if not isinstance(stored, dict) or not isinstance(stored.get("task"), str):
         raise RunError("these are not the settings of a run of this version", where=path / "config.json")
-    return find(stored["task"])
+    try:
+        return find(stored["task"])
+    except ConfigError as error:
+        raise RunError(error.what, where=path / "config.json", do=error.do) from None
 
 
 def part_options(entry: Entry, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -60,7 +60,7 @@ class ImagePredictor:
     @classmethod
     def open(cls, path: str | Path, device: torch.device, progress: Progress, options: LoadOptions) -> Any:
         """From a run folder (its best weights) or a weights file of any known format."""
-        checkpoint, report = open_weights(path, **options.fields())
+        checkpoint, report = open_weights(path, inputs="image", **options.fields())
         for line in report.lines() if report.format != "regard" or report.untrained else ():
             progress.say(line)
         return cls(checkpoint, device)

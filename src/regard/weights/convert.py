@@ -54,7 +54,8 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
     """Write a checkpoint's weights as `to`; returns what is worth knowing about the result."""
     if to == "regard":
         save_checkpoint(out, checkpoint)
-        return [f"{len(checkpoint.weights)} tensors"]
+        apart = [] if checkpoint.classes else ["its tokenizers are not in the file"]
+        return [f"{len(checkpoint.weights)} tensors", *apart]
     config = registry.configure(checkpoint.model, **checkpoint.config)
     write = FAMILIES[config.family].write if config.family in FAMILIES else refuse
     tensors, settings, header, notes = write(checkpoint.weights, config, to)

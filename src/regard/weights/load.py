@@ -38,13 +38,19 @@ from regard.weights.seq2seq import MARIAN_MODEL, read_marian
 
 
 def open_weights(
-    path: str | Path, name: str | None = None, classes: int | None = None, *, new_head: bool = False, **fields: Any
+    path: str | Path,
+    name: str | None = None,
+    classes: int | None = None,
+    *,
+    new_head: bool = False,
+    inputs: str | None = None,
+    **fields: Any,
 ) -> tuple[Checkpoint, LoadReport]:
     """Weights and what they are the weights of, from a file of any known format, a run or a transformers folder.
 
     Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
     and its positions; other `fields` of the config are set if the weights allow it. `new_head` removes the file's
-    head even where it has as many classes.
+    head even where it has as many classes. `inputs` is what the network must take: "image" or "text".
     """
     opened, notes = open_file(find_file(path)), Notes()
     where, stored, label = opened.path, None, "regard"
@@ -54,6 +60,7 @@ def open_weights(
         stored, label = read_marian(opened, name, notes), "marian"
     if stored is not None:
         held = _meta(stored.model, stored.config, where, tensors=len(stored.weights))
+        _require_inputs(stored.model, held.config.inputs, inputs, where)
         if held.config.inputs == "text":
             _require_unchanged(stored, {"name": name, "classes": classes} | fields, where)
             if differ := _differences(stored.weights, held):
@@ -68,6 +75,7 @@ def open_weights(
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
         opened, family, format = recognise(opened)
+        _require_inputs(f"{format.name} weights", "image", inputs, where)
         state, config = read_foreign(opened, family, format, name, fields, notes)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
@@ -102,6 +110,12 @@ def identify(path: str | Path) -> tuple[str, str]:
     return str(about.get("task", "")), str(about.get("model", ""))
 
 
+def _require_inputs(model: str, own: str, wanted: str | None, where: Path) -> None:
+    if wanted and own != wanted:
+        what = f"the weights are of a network for {own} ({model}), and one for {wanted} is needed"
+        raise RunError(what, where=where, do="`regard predict`, `regard explain` and `regard eval` take these weights")
+
+
 def _is_marian(settings: Any) -> bool:
     return isinstance(settings, dict) and settings.get("model_type") == "marian"
 
@@ -119,10 +133,17 @@ def find_file(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     held = [path / name for name in FOLDER_FILES if (path / name).is_file()]
-    best = held[0] if held else Run.open(path).checkpoint()
+    if held and not (path / "splits.csv").is_file():
+        return held[0]
+    run = Run.open(path)
+    best = run.checkpoint()
     if not best.is_file():
         do = f"give a run that has finished an epoch, or a folder with one of {', '.join(FOLDER_FILES)}"
         raise RunError("the folder holds no weights", where=path, do=do)
+    about, stored = header(best), run.read_config().task  # an unreadable header is for the reader of weights to say
+    if about and about.get("task") != stored:
+        what = f"config.json and checkpoint are of two tasks: {stored!r} and {about.get('task')!r}"
+        raise RunError(what, where=path, do="put the run's own config.json back")
     return best
 
 

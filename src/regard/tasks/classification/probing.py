@@ -47,7 +47,7 @@ def probe(
     progress = Progress(quiet)
     if out is not None:
         Run.require_new(Path(out))
-    checkpoint, report = open_weights(run, **fields)
+    checkpoint, report = open_weights(run, inputs="image", **fields)
     for line in report.lines() if report.format != "regard" or report.untrained else ():
         progress.say(line)
     predictor = Classifier(checkpoint, device)

@@ -56,14 +56,20 @@ class Translator:
         """By beam size, length penalty and number of translations: what they have recorded serves later sentences."""
 
     @staticmethod
-    def open(path: str | Path, device: torch.device, average: int = 0) -> Translator:
+    def open(
+        path: str | Path,
+        device: torch.device,
+        average: int = 0,
+        languages: tuple[str | None, str | None] = (None, None),
+    ) -> Translator:
         """From a run folder, a checkpoint in one, or a folder with an Opus-MT model.
 
-        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
+        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`). `languages`
+        are the names of source and target, where the files do not say them.
         """
         (checkpoint, report), file = open_weights(path), find_file(path)
-        languages = checkpoint.details.get("languages")
-        if not isinstance(languages, list) or len(languages) != 2 or not all(isinstance(n, str) for n in languages):
+        stored = checkpoint.details.get("languages")
+        if not isinstance(stored, list) or len(stored) != 2 or not all(isinstance(n, str) for n in stored):
             raise RunError("the checkpoint is damaged: it names no languages", where=file)
         model = checkpoint.build()
         if report.format == "marian":
@@ -72,16 +78,23 @@ class Translator:
             tokenizers = _tokenizers(file.parent.parent / TOKENIZERS, model)
         if average:
             model.load_state_dict(_latest(path, average))
-        return Translator(model, tokenizers, (languages[0], languages[1]), device)
+        source, target = (given or own for given, own in zip(languages, stored, strict=True))
+        return Translator(model, tokenizers, (source, target), device)
 
     def __repr__(self) -> str:
-        source, target = self.languages
+        source, target = (name or "unknown" for name in self.languages)
         return f"Translator({type(self.model).__name__}, {source} to {target}, {self.tokenizers.target.size:,} tokens)"
 
     def data_settings(self, data: str | Path) -> dict[str, Any]:
         """A folder may hold several languages; a table's columns may have other names."""
-        source, target = self.languages
-        return {"source": source, "target": target} if Path(data).expanduser().is_dir() else {}
+        if not Path(data).expanduser().is_dir():
+            return {}
+        if not all(self.languages):
+            raise ConfigError(
+                "the weights do not say which languages they translate",
+                do="give --source and --target as the files of the data end, such as --source en --target de",
+            )
+        return dict(zip(("source", "target"), self.languages, strict=True))
 
     def predict(
         self, text: str, *, best: int = 1, beam_size: int | None = None, length_penalty: float = LENGTH_PENALTY

@@ -196,7 +196,7 @@ class Task(BaseTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Translator:
-        return Translator.open(path, device, options.average)
+        return Translator.open(path, device, options.average, (options.source, options.target))
 
     @classmethod
     def evaluate_on(
