@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, did_you_mean
 from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
-from regard.explain.methods import Case
+from regard.explain.methods import Case, require_gradients
 from regard.explain.sanity import MAX_CORRELATION, random_twins, rank_correlation
 from regard.geometry import Frame, TokenMap
 from regard.networks.base import Network
@@ -206,6 +207,7 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
         )
 
 
+@torch.inference_mode(False)  # gradients are needed, also where the caller has switched them off for good
 def explain(
     model: Network,
     x: Tensor,
@@ -229,7 +231,9 @@ def explain(
     in its file. `twins` are the model with random weights, made here if not given.
     """
     check_method(method, options, model)
+    require_gradients(model)
     model.eval()
+    x = x.clone() if x.is_inference() else x
 
     def values_of(network: Network) -> Tensor:
         return METHODS[method](Case(network, x, lambda z: score(network(z))), **options)

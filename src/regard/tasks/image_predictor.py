@@ -43,6 +43,7 @@ Image = Any
 class ImagePredictor:
     """A trained model of images: images in, predictions and explanations out."""
 
+    @torch.inference_mode(False)  # weights that can be explained, wherever they are loaded
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         assert checkpoint.preparation is not None
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
@@ -133,6 +134,7 @@ class ImagePredictor:
         if waiting:
             yield from answer()
 
+    @torch.inference_mode(False)
     def explain(
         self, image: Image, method: str = DEFAULT, target: str | None = None, *, mask: Any = None, **options: Any
     ) -> Explanation:
@@ -169,6 +171,7 @@ class ImagePredictor:
             together = torch.stack(pictures) if pictures else None
             return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
 
+    @torch.inference_mode(False)
     def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
         """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
         mean, std = self.preparation.mean, self.preparation.std

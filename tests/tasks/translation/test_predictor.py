@@ -9,6 +9,7 @@ import torch
 
 import regard
 from regard.errors import RunError
+from regard.networks.transformer.network import Transformer
 from regard.weights import average, save_marian
 from tests.conftest import SMALL_TRANSLATOR, write_pairs
 from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
@@ -72,6 +73,7 @@ def opus(folder, tmp_path):  # noqa: F811
         eps=1e-5,
         output_bias=True,
     )
+    assert isinstance(model, Transformer)
     save_marian(model, tmp_path / "opus")
     for name in ("source.spm", "target.spm", "vocab.json"):
         shutil.copy(folder / name, tmp_path / "opus")
