@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file whose header says, in JSON, everything needed to use it again."""
+"""A checkpoint: one safetensors file. Its header holds, as JSON, everything needed to use it again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_COMMENT = 65_535
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, and what they are the weights of."""
+    """The weights of a model, with its name, config, classes, preparation and task."""
 
     model: str
     """The name in the registry."""
@@ -49,7 +49,7 @@ class Checkpoint:
         return model
 
     def about(self) -> dict[str, Any]:
-        """All but the weights, as the header of a file says it."""
+        """Everything but the weights, for the file's header."""
         return {
             "task": self.task,
             "model": self.model,
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a file beside `path`, then put it in place: a failure leaves the old file whole."""
+    """Atomic write: `write` fills a temporary file, which then replaces `path`. A failure keeps the old file."""
     aside = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], pa
 
 
 def header(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours says of itself, without its weights being read; nothing of others'."""
+    """The header of a Regard checkpoint, without reading its weights; empty for files of other libraries."""
     from safetensors import SafetensorError, safe_open
 
     if path.suffix != ".safetensors" or not path.is_file():

@@ -1,4 +1,4 @@
-"""What is known in `weights` about one model family: the formats it comes in, and how it is read and written."""
+"""One model family: the formats of its weights, and the functions that read and write them."""
 
 from __future__ import annotations
 

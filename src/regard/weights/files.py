@@ -105,7 +105,7 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """By what the file is, not by its ending: endings lie."""
+    """Read a file by its contents; the ending of its name is not trusted."""
     with path.open("rb") as file:
         start = file.read(9)
     archive, pickled = zipfile.is_zipfile(path), start[:1] == b"\x80" and start[8:] != b"{"
@@ -168,7 +168,7 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def _check_archives(paths: list[Path]) -> None:
-    """Refuse archives that together would unpack to far more than they are, before anything is unpacked."""
+    """Refuse zip bombs before anything is unpacked: archives whose contents are far larger than the files."""
     archives = [path for path in paths if zipfile.is_zipfile(path)]
     members = [member for path in archives for member in _members(path)]
     size, total = sum(path.stat().st_size for path in archives), sum(member.file_size for member in members)
@@ -230,7 +230,7 @@ def _from_numpy(array: np.ndarray) -> Any:
 
 
 def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
-    """PyTorch's own files through its reader that builds tensors and plain containers and nothing else."""
+    """PyTorch's files, by `torch.load(weights_only=True)`: tensors and plain containers only."""
     try:
         if mapped:
             with zipfile.ZipFile(path) as archive:
@@ -306,7 +306,7 @@ def _choose_teacher(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _in_words(name: Any, value: Any) -> str:
-    """An entry beside the weights that are used; training scripts often keep an average of the weights there."""
+    """Describe an unused entry of the file; training scripts often store averaged weights there."""
     for _ in range(2):
         if isinstance(value, dict):
             value = next((value[key] for key in CONTAINERS if isinstance(value.get(key), dict)), value)

@@ -67,7 +67,7 @@ def read_foreign(
 
 
 def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Whole numbers and eight bits stand for others by a scale that is not read here."""
+    """An error for quantised weights: integers and 8-bit floats need a scale, which is not read here."""
     plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     odd = [f"{key} ({str(t.dtype).removeprefix('torch.')})" for key, t in tensors.items() if t.dtype not in plain]
     if odd:
@@ -76,7 +76,7 @@ def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
 
 
 def require_finite(state: Mapping[str, Tensor], where: object) -> None:
-    """An error that names what a diverged training left."""
+    """An error that names a tensor with NaN or infinity."""
     bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if bad:
         do = "the training that wrote it diverged: take an earlier checkpoint"

@@ -1,4 +1,4 @@
-"""What others call our tensors: one table per format, read in both directions.
+"""Tensor names of other libraries: one table per format, used for reading and writing.
 
 A row says our name, theirs and how the shape differs. `{n}` is a number (`{n+1}` counts from one), and
 `[query|key|value]` names the parts that ours holds stacked. Beside the state dict's own names, ours are
@@ -47,7 +47,7 @@ def both(ours: str, theirs: str) -> tuple[Row, Row]:
 
 @dataclass(frozen=True)
 class Format:
-    """How one library names and shapes a model; what is said of tokens is for Vision Transformers."""
+    """Names and shapes of a model in one library. Fields about tokens are for Vision Transformers."""
 
     name: str
     rows: tuple[Row, ...]
@@ -78,7 +78,7 @@ class Format:
         return _translate(self.respell(name), self.rows, "theirs") is not None
 
     def read(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """Our names and shapes, and the names that are of no use. A part that is missing leaves its whole out."""
+        """Our names and shapes, and the unknown names. Without one of query, key and value, all three are unknown."""
         state: dict[str, Tensor] = {}
         parts: dict[str, dict[str, Tensor]] = {}
         origins: dict[tuple[str, str], str] = {}
@@ -112,7 +112,7 @@ class Format:
         return state, unknown
 
     def write(self, state: Mapping[str, Tensor], config: Any) -> tuple[dict[str, Tensor], list[str]]:
-        """Their names and shapes, and those of our names it has none for."""
+        """Their names and shapes, and the names of ours that the format does not have."""
         tensors: dict[str, Tensor] = {}
         unknown: list[str] = []
         for ours, tensor in state.items():

@@ -1,4 +1,4 @@
-"""What is told about weights that were loaded, or why they were not."""
+"""The report on loaded weights, and the error for weights that do not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.weights.files import Opened
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of a weights file: everything that is not simply in its place."""
+    """How a weights file was read: what was assumed, changed, left untrained or not used."""
 
     source: str
     format: str

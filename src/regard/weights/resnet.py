@@ -112,7 +112,7 @@ _ONLY = {
 def read(
     opened: Opened, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ResNetConfig]:
-    """Our state dict and the config it fits, from another's tensors; what does not fit is for the caller to see."""
+    """Our state dict and the config it fits, from another library's tensors. The caller compares both."""
     for key, only in _ONLY.items():
         if opened.settings.get(key, only) != only:
             what = f"its {key} is {opened.settings[key]!r}; ours is {only!r}"

@@ -63,7 +63,7 @@ MARIAN = {
     "separate": Format("marian", (*_TIED, Row("output.weight", _OUTPUT)), ()),
 }
 COPIES = {"shared": {_SOURCE: _SHARED, _TARGET: _SHARED, _OUTPUT: _SHARED}, "tied": {_OUTPUT: _TARGET}, "separate": {}}
-"""What files may hold twice, and what it must be equal to."""
+"""Tensors that a file may hold twice, and the one that each must equal."""
 
 
 def _torch_block(ours: str, theirs: str) -> tuple[Row, ...]:
@@ -113,7 +113,7 @@ def _languages(file: Path) -> list[str]:
 
 
 def marian_config(settings: Mapping[str, Any], where: Path) -> TransformerConfig:
-    """Our config from the words of its config.json; what ours cannot be is an error that names it."""
+    """Our config from its config.json; an error names the first setting that ours cannot represent."""
     fixed = {"scale_embedding": True, "normalize_before": False, "normalize_embedding": False,
              "add_final_layer_norm": False}  # fmt: skip
     for name, wanted in fixed.items():

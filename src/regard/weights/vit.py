@@ -87,7 +87,7 @@ def _read_pool(state: dict[str, Tensor], opened: Opened, notes: Notes) -> None:
 
 
 def _needed(state: Mapping[str, Tensor]) -> list[str]:
-    """What every ViT has, in as many blocks as there is anything of."""
+    """Names of the tensors that every ViT has, for the number of blocks in the file."""
     depth = 1 + max((int(key.split(".")[1]) for key in state if key.startswith("blocks.")), default=0)
     layers = ("norm1", "attention.qkv", "attention.out", "norm2", "mlp.up", "mlp.down")
     layers = ["patches.project", *(f"blocks.{n}.{layer}" for n in range(depth) for layer in layers), "norm"]
@@ -95,7 +95,7 @@ def _needed(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _require_axes(state: Mapping[str, Tensor], format: Format, where: Path) -> None:
-    """The tensors that sizes are read off have as many axes as they should, none empty, and rows of one width."""
+    """Check the tensors that give the sizes: number of axes, not empty, equal widths."""
     axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
             "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
     odd = [key for key, count in axes.items() if key in state and (state[key].ndim != count or not state[key].numel())]
@@ -217,7 +217,7 @@ def _prefix_rows(state: Mapping[str, Tensor], format: Format, opened: Opened) ->
 
 
 def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
-    """One row for the class token and one a patch: others' rows are added to the tokens they are for."""
+    """Position rows for the class token and each patch; rows for registers are added to the registers themselves."""
     table, patches = state["positions.table"], math.prod(grid_of(config.size, config.patch))
     classed, prefix = int(config.pool == "class"), len(table) - patches
     if prefix > classed:
@@ -262,7 +262,7 @@ def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes:
 
 
 def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
-    """Our tensors as `to` names them, with what else its files say."""
+    """Our tensors in the names of `to`, and the settings its files hold."""
     target = _choose(config, to)
     tensors, notes = write_names(weights, config, target)
     header: dict[str, Any] = {
