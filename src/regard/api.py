@@ -192,8 +192,8 @@ def resume(
 def load(path: str | Path, device: str = "auto", quiet: bool = False, **options: Any) -> Predictor:
     """A predictor, from a run folder (its best weights) or a weights file of any known format.
 
-    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: `heads` for image weights that
-    do not say how many they have; `average` for a translator that kept so many epochs: the mean of their weights.
+    Whatever the task, it has `predict`, `predict_many` and `explain`. Options by task: of images `size`, another
+    input size, and `heads`, where weights do not say it; of a translator `average`, the mean of so many kept epochs.
     """
     return using.load(path, device, Progress(quiet), **options)
 
@@ -225,7 +225,8 @@ def evaluate(
     the run has not seen. The figures are without test samples that the run trained on or chose its weights by; `whole`
     of the result is with them. Settings say how the data is read, such as `label_column`, or `source` and `target`,
     where the data calls the languages otherwise. Options by task: of images `mirror`, the mean over each image and its
-    mirror image; of sentences `beam_size` and `length_penalty` (the run's own if not said).
+    mirror image; of sentences `beam_size` and `length_penalty` (the run's own if not said); and those of
+    `load`.
     """
     return using.evaluate(run, data, split=split, out=out, quiet=quiet, **options)
 

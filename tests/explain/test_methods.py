@@ -346,3 +346,22 @@ def test_threads_explain_the_same_model_side_by_side():
     for n, maps in enumerate(together):
         for one, other in zip(maps, alone[n % 6], strict=True):
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_explaining_inside_inference_mode_changes_nothing(method, run_folder, digit_files):
+    """Also an image that was made there, and a model that was loaded there."""
+    outside = load_classifier(run_folder).explain(digit_files / "3.png", method)
+    with torch.inference_mode():
+        predictor = load_classifier(run_folder)
+        inside = predictor.explain(digit_files / "3.png", method)
+        assert predictor.explain(torch.rand(1, 8, 8), method).map.isfinite().all()
+    torch.testing.assert_close(inside.map, outside.map)
+    assert inside.scores == outside.scores
+
+
+def test_a_model_made_inside_inference_mode_is_refused_with_the_reason():
+    with torch.inference_mode():
+        model = regard.create("vit_nano", classes=2, size=16)
+    with pytest.raises(ConfigError, match=r"made inside torch\.inference_mode(.|\n)*outside"):
+        explain_class(model, torch.rand(1, 3, 16, 16), "integrated_gradients")

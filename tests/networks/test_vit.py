@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
@@ -123,10 +125,23 @@ def test_signals_and_volumes(size, patch):
     assert model.token_map().tokens == model(torch.randn(1, 2, *size)).tokens.shape[1]
 
 
-def test_the_same_size_gives_the_same_answer_whether_built_for_it_or_met():
-    model = small()
-    assert torch.equal(model(torch.ones(1, 3, 16, 24)).logits, model(torch.ones(1, 3, 16, 24)).logits)
-    assert model.token_map((17, 9)).grid == (3, 2)
+@pytest.mark.parametrize("size", [(32, 40), (17, 9)])
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_a_size_gives_the_same_answer_whether_built_for_it_or_met(size, pool):
+    """The table of the one that is built for it is resampled by Pillow, and loaded as if it had been learnt."""
+    met, built = small(pool=pool), small(pool=pool, size=size)
+    first = int(pool == "class")
+    grid = tuple(-(-side // 8) for side in size)
+    old = met.positions.table.detach()
+    channels = [Image.fromarray(channel.numpy()) for channel in old[first:].T.reshape(32, 2, 3)]
+    resized = np.stack([np.asarray(channel.resize(grid[::-1], Image.Resampling.BICUBIC)) for channel in channels])
+    table = torch.cat([old[:first], torch.from_numpy(resized).flatten(1).T])
+    built.load_state_dict(met.state_dict() | {"positions.table": table})
+    x = torch.randn(2, 3, *size)
+    torch.testing.assert_close(met(x).logits, built(x).logits, atol=1e-5, rtol=1e-5)
+    assert met.token_map(size).grid == grid
+    built.load_state_dict(met.state_dict() | {"positions.table": table.roll(1, 0)})
+    assert (met(x).logits - built(x).logits).abs().max() > 1e-3, "positions decide the answer"
 
 
 def to_transformers(model: ViT, other: nn.Module) -> None:

@@ -1,5 +1,7 @@
 """The one attention: fused and exact are the same thing, and asking costs only queries and keys."""
 
+import copy
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.errors import RegardError
@@ -238,6 +241,45 @@ def test_checkpointed_activations_are_recorded_once():
     with capture(model) as tape:
         model(torch.randn(1, 3, 16, 16)).logits.sum().backward()
     assert len(tape) == 4
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_checkpoint_around_the_model_is_recorded_once(reentrant, gradients):
+    """Recomputed in the backward pass, in part or as a whole, it leaves the same weights and gradients."""
+    model, x = nano(), torch.randn(1, 3, 16, 16, requires_grad=True)
+    nn.init.normal_(model.head.weight)
+    with capture(model, gradients=gradients) as plain:
+        model(x).logits.sum().backward()
+    with capture(model, gradients=gradients) as tape:
+        checkpoint(lambda z: model(z).logits, x, use_reentrant=reentrant).sum().backward()
+    assert tape.names == plain.names
+    for layer in range(4):
+        torch.testing.assert_close(tape.attention(layer), plain.attention(layer))
+        if gradients:
+            torch.testing.assert_close(tape.gradient(layer), plain.gradient(layer))
+
+
+def test_a_copy_made_inside_does_not_reach_the_tape_and_keeps_no_hooks(tmp_path):
+    model, x = nano(), torch.randn(1, 3, 16, 16)
+    with capture(model) as tape:
+        model(x)
+        twin = copy.deepcopy(model)
+        twin(torch.randn(5, 3, 16, 16))
+        assert tape.attention(0).shape[0] == 1
+        pickle.dumps(twin)
+        torch.save(model, tmp_path / "model.pt")
+    with capture(twin) as own:
+        twin(x)
+    torch.testing.assert_close(own.attention(3), tape.attention(3))
+
+
+def test_a_model_of_another_library_is_called_that():
+    theirs = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with capture(theirs) as tape:
+        theirs(torch.randn(1, 3, 8))
+    with pytest.raises(RegardError, match=r"only regard\.nn's attention modules(.|\n)*regard\.create\(weights=FILE\)"):
+        tape.attention(0)
 
 
 def test_an_empty_tape_says_so():

@@ -1,6 +1,7 @@
 """Both ways with timm: its own files, its published hybrids, and Google's .npz through its loader."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 timm = pytest.importorskip("timm")
 
 from timm.layers import HybridEmbed  # noqa: E402  # pyright: ignore[reportMissingImports]
+from timm.models._hub import save_config_for_hf  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.resnetv2 import ResNetV2  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -19,6 +21,7 @@ from regard.networks.resnet.bit import HybridStem  # noqa: E402
 from regard.networks.vit import network as vit  # noqa: E402
 from regard.registry import MODELS  # noqa: E402
 from regard.weights import convert  # noqa: E402
+from tests.loading import load_classifier  # noqa: E402
 from tests.weights.parity import assert_close, assert_equal, picture, randomise  # noqa: E402
 
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "mlp_ratio": 2, "num_classes": 5}
@@ -88,6 +91,45 @@ def test_distilled_deit(tmp_path):
     theirs.set_distilled_training(True)
     with torch.no_grad():
         assert_close(ours(picture(16, 16)).logits, theirs.train()(picture(16, 16))[0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}], ids=str)
+def test_mean_pooling_beside_a_class_token(fields, tmp_path):
+    """Only config.json says it; timm writes that."""
+    theirs = reference("plain", global_pool="avg", fc_norm=False, **fields)
+    theirs.pretrained_cfg = {"architecture": "vit_base_patch16_224", "input_size": (3, 16, 24)}
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    names = [f"name {n}" for n in range(5)]
+    save_config_for_hf(theirs, tmp_path / "config.json", {"label_names": names}, {"num_heads": 4})
+    ours = load_classifier(tmp_path, quiet=True)
+    with torch.no_grad():
+        assert_close(ours.model(picture(16, 24)).logits, theirs(picture(16, 24)))
+    assert ours.classes == tuple(names)
+
+
+@pytest.mark.parametrize("name", ["vit_medium_patch16_gap_240", "vit_*siglip_gap*", "vit_*_quickgelu_224", "vit_giga*"])
+def test_what_no_tensor_shows_is_refused_by_the_architectures_name(name):
+    """Another activation; and heads of other than 64, which no shape tells."""
+    from timm.layers import GELUTanh  # pyright: ignore[reportMissingImports]
+
+    from regard.weights.timm_config import stored_arguments
+    from regard.weights.vit import LARGER
+
+    for full in timm.list_models(name):
+        with torch.device("meta"):
+            theirs = timm.create_model(full, depth=1)
+        plain = isinstance(theirs.blocks[0].mlp.act, torch.nn.GELU) and not isinstance(
+            theirs.blocks[0].mlp.act, GELUTanh
+        )
+        about = {"architecture": full}
+        if not plain:
+            with pytest.raises(regard.RegardError, match="is not known here"):
+                stored_arguments(about, Path("config.json"))
+        else:
+            stored_arguments(about, Path("config.json"))
+            shape = (theirs.embed_dim, theirs.blocks[0].mlp.fc1.out_features)
+            known = {(w, m): heads for w, _, heads, m in LARGER.values()}
+            assert theirs.blocks[0].attn.num_heads == known.get(shape, theirs.embed_dim // 64), full
 
 
 def test_mean_pooling_before_the_norm_is_refused(tmp_path):

@@ -226,7 +226,16 @@ def test_skipping_it_leaves_everything_as_if_it_had_not_been(picture_folder, tmp
 
 
 def test_where_memory_runs_out_smaller_pieces_give_the_same(picture_folder, tmp_path, monkeypatch, capsys):
-    plain = {"epochs": 2, "crop": "none", "batch_size": 8, "quiet": False, "clip": 0.0, "lr": 0.05, "drop_path": 0.0, "stem": "patch"}
+    plain = {
+        "epochs": 2,
+        "crop": "none",
+        "batch_size": 8,
+        "quiet": False,
+        "clip": 0.0,
+        "lr": 0.05,
+        "drop_path": 0.0,
+        "stem": "patch",
+    }
     use_sgd(monkeypatch)
 
     def scarce(call, loss, count):

@@ -399,3 +399,19 @@ def test_a_convert_never_writes_over_and_refuses_before_reading(tmp_path):
         convert(tmp_path / "w.safetensors", tmp_path / "w.pth", to="google")
     with pytest.raises(RegardError, match="did you mean timm"):
         convert(tmp_path / "w.safetensors", tmp_path / "x.safetensors", to="tim")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git-LFS pointer(.|\n)*git lfs pull"),
+        ("<!DOCTYPE html>\n<html><body>Log in</body></html>", "web page"),
+        ("\n<html>404</html>", "web page"),
+    ],
+)
+@pytest.mark.parametrize("name", ["w.safetensors", "w.npz", "w.pth", "model.safetensors.index.json"])
+def test_what_a_download_left_is_called_what_it_is(text, message, name, tmp_path):
+    (tmp_path / name).write_text(text)
+    for use in (lambda file: regard.create(weights=file), regard.load):
+        with pytest.raises(RunError, match=message):
+            use(tmp_path / name)

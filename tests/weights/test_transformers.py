@@ -8,6 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.errors import RunError
 from regard.weights import convert
 from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, randomise, save_own
@@ -151,3 +152,51 @@ def test_predicting_with_a_transformers_folder(tmp_path):
     answer = predictor.predict(pixels)
     assert answer.label == f"kind {expected.argmax()}"
     assert answer.confidence == pytest.approx(expected.max().item(), abs=1e-5)
+
+
+def test_a_masked_autoencoder_gives_its_encoder(tmp_path):
+    config = transformers.ViTMAEConfig(
+        **SMALL | {"image_size": 24, "intermediate_size": 48, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
+                   "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16, "mask_ratio": 0.0}
+    )  # fmt: skip
+    theirs = randomise(transformers.ViTMAEForPreTraining(config))
+    theirs.save_pretrained(tmp_path)
+    ours = regard.create(weights=tmp_path, quiet=True).eval()
+    assert all(line.startswith("decoder.") for line in ours.loaded.unused)
+    with torch.no_grad():
+        noise = torch.arange(9.0).expand(2, -1)  # nothing is masked, and the order stays
+        assert_close(ours(picture(24, 24)).tokens, theirs.vit(picture(24, 24), noise=noise).last_hidden_state)
+
+
+def test_masked_siamese_networks_are_vits(tmp_path):
+    config = transformers.ViTMSNConfig(**SMALL | {"image_size": (16, 24), "intermediate_size": 48})
+    theirs = randomise(transformers.ViTMSNForImageClassification(config))
+    theirs.save_pretrained(tmp_path)
+    ours = regard.create(weights=tmp_path, quiet=True).eval()
+    with torch.no_grad():
+        assert_close(ours(picture(16, 24)).logits, theirs(picture(16, 24)).logits)
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 16}
+TINY_SWIN = {"image_size": 16, "patch_size": 4, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 2}
+OTHERS = {
+    "CLIP": (transformers.CLIPVisionModel, transformers.CLIPVisionConfig, TINY | {"patch_size": 8}),
+    "SigLIP": (transformers.SiglipVisionModel, transformers.SiglipVisionConfig, TINY | {"patch_size": 8}),
+    "BEiT": (transformers.BeitForImageClassification, transformers.BeitConfig, TINY | {"patch_size": 8}),
+    "DINOv3": (transformers.DINOv3ViTModel, transformers.DINOv3ViTConfig, TINY | {"patch_size": 8}),
+    "Swin V2": (transformers.Swinv2ForImageClassification, transformers.Swinv2Config, TINY_SWIN),
+    "Swin": (transformers.SwinForImageClassification, transformers.SwinConfig, TINY_SWIN),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_model_is_refused_by_its_name(name, tmp_path):
+    kind, config, fields = OTHERS[name]
+    kind(config(**fields)).save_pretrained(tmp_path)
+    with pytest.raises(RunError, match=rf"another model: {name} \(model_type '\w+' in config\.json\)"):
+        regard.create(weights=tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(
+        RunError, match=rf"known here, but {name}, as its tensors are named|another network: .* as in {name}"
+    ):
+        regard.create(weights=tmp_path / "model.safetensors")

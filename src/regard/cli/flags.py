@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -154,27 +154,30 @@ def add_settings(
                     add(MODEL_FIELDS if shown == "all" else "model", name, wide, field.metadata, None)
 
 
-def add_opening(parser: Parser, configs: Iterable[type[RunConfig]]) -> set[str]:
-    """The flags that say how data is read, and their names."""
+def add_opening(parser: Parser, configs: Iterable[type[RunConfig]], there: Collection[str] = ()) -> set[str]:
+    """The flags that say how data is read, but for those that are `there`; the names of all."""
     names: set[str] = set()
     for config in configs:
         for name, (entry, kind) in config.opening().items():
-            if name not in names:
+            if name not in names and name not in there:
                 add_setting(parser, name, kind, entry.metadata["help"], entry.default)
             names.add(name)
     return names
 
 
-def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> None:
-    """The flags of the options that tasks have for a command."""
+def add_options(parser: Any, groups: Iterable[tuple[str, type[Group]]]) -> set[str]:
+    """The flags of the options that tasks have for a command, and their names."""
     seen: set[str] = set()
+    places: dict[str, Any] = {}
     for title, group in groups:
         hints = get_type_hints(group)
-        own = [entry for entry in fields(group) if entry.name not in seen]  # pyright: ignore[reportArgumentType]
-        place = parser.add_argument_group(title) if own else parser
-        for entry in own:
+        for entry in fields(group):  # pyright: ignore[reportArgumentType]
+            if entry.name in seen:
+                continue
             seen.add(entry.name)
+            place = places[title] = places.get(title) or parser.add_argument_group(title)
             add_setting(place, entry.name, hints[entry.name], entry.metadata["help"], entry.default)
+    return seen
 
 
 def checked_options(group: type[Group], given: dict[str, Any], task: str) -> dict[str, Any]:

@@ -17,29 +17,26 @@ from regard.console import Progress, columns, interval
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
 
 
-def _options(parser: Parser, kind: str) -> None:
-    groups = [getattr(entry.settings, kind) for entry in tasks.TASKS]
-    add_options(parser, ((group.title, group) for group in groups))
+def _options(parser: Parser, kind: str) -> set[str]:
+    """The flags of all tasks for a command and for loading a model, and their names."""
+    groups = [getattr(entry.settings, name) for name in (kind, "LoadOptions") for entry in tasks.TASKS]
+    return add_options(parser, ((group.title, group) for group in groups))
 
 
-def _of_task(run: str, kind: str, given: dict[str, Any]) -> tuple[tasks.Entry, dict[str, Any]]:
-    """The run's task and the options for it; the others are refused."""
+def _of_task(run: str, kind: str, given: dict[str, Any]) -> tuple[tasks.Entry, dict[str, Any], dict[str, Any]]:
+    """The run's task, the options for loading its model and those of the command; the others are refused."""
     require_path(run)
     entry = tasks.of_run(run)
     if entry is None:
         from regard.run.using import task_of
 
         entry = task_of(run)
-    return entry, checked_options(getattr(entry.settings, kind), given, entry.name)
-
-
-LARGEST = "Largest image that is decoded, in millions of pixels (default: 64)."
-
-
-def _loading(run: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Of the options those for loading the model, taken out of them."""
-    own = {name: given.pop(name) for name in ("max_megapixels",) if name in given}
-    return _of_task(run, "LoadOptions", own)[1] if own else {}
+    loading, rest = tasks.part_options(entry, given)
+    return (
+        entry,
+        checked_options(entry.settings.LoadOptions, loading, entry.name),
+        checked_options(getattr(entry.settings, kind), rest, entry.name),
+    )
 
 
 def run_eval(words: Sequence[str]) -> None:
@@ -51,8 +48,8 @@ def run_eval(words: Sequence[str]) -> None:
     parser.add_argument("--split", metavar="SPLIT", help=help)
     help = "Folder to make for figures and predictions, which `regard compare` reads; or a .json for the figures."
     parser.add_argument("--out", metavar="PATH", help=help)
-    _options(parser, "EvalOptions")
-    opening = add_opening(parser, (entry.config for entry in tasks.TASKS))
+    there = _options(parser, "EvalOptions")
+    opening = add_opening(parser, (entry.config for entry in tasks.TASKS), there)
     given = parse(parser, words)
     how = {name: given.pop(name) for name in opening & given.keys()}
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
@@ -60,13 +57,13 @@ def run_eval(words: Sequence[str]) -> None:
     if out and Path(out).suffix not in (".json", ""):
         do = "give --out a folder, or end it in .json"
         raise ConfigError(f"figures are not written as {Path(out).suffix}", do=do)
-    entry, options = _of_task(run, "EvalOptions", given)
+    entry, loading, options = _of_task(run, "EvalOptions", given)
     tasks.require_data(data)
     from regard import api
     from regard.weights import to_json, write_text
 
     file = Path(out) if out and Path(out).suffix else None
-    result = api.evaluate(run, data, split=split, out=None if file else out, quiet=quiet, **how, **options)
+    result = api.evaluate(run, data, split=split, out=None if file else out, quiet=quiet, **loading, **how, **options)
     if file:
         write_text(file, to_json(result.to_json()))
     rows = list[tuple[str, ...]]()
@@ -92,15 +89,13 @@ def run_predict(words: Sequence[str]) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")
-    parser.add_argument("--max-megapixels", type=float, metavar="FLOAT", help=LARGEST)
     given = parse(parser, words)
     run, inputs, out = given.pop("run"), given.pop("inputs", []), given.pop("out", None)
     if out and Path(out).suffix not in (".csv", ".json"):
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
-    loading = _loading(run, given)
-    _, options = _of_task(run, "PredictOptions", given)
+    _, loading, options = _of_task(run, "PredictOptions", given)
     from regard import api
 
     predictor: Any = api.load(run, quiet=quiet, **loading)
@@ -135,12 +130,10 @@ def run_explain(words: Sequence[str]) -> None:
         "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf (default: explanation.png)."
     )
     _options(parser, "ExplainOptions")
-    parser.add_argument("--max-megapixels", type=float, metavar="FLOAT", help=LARGEST)
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
-    loading = _loading(run, given)
-    _, options = _of_task(run, "ExplainOptions", given)
+    _, loading, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.explain.draw import check_ending
 
@@ -256,6 +249,10 @@ class Inspect:
     """The same for attention heads: pairs of layer and head, both from 0."""
     excite_token: tuple[tuple[int, int], ...] = ()
     """The same for patches: pairs of layer and patch, both from 0."""
+    size: tuple[int, ...] | None = None
+    """Input size in pixels: one number, or height and width. Default: as the weights say."""
+    heads: int | None = None
+    """Attention heads, where a weights file does not say."""
     out: str = "inspect.png"
     """Picture to write (.png, .svg or .pdf)."""
     quiet: Quiet = False
@@ -267,7 +264,8 @@ class Inspect:
         from regard.explain.inspection import own_pictures
 
         check_ending(Path(self.out))
-        predictor, images = _images(self.run_folder), find_images(self.inputs) if self.inputs else []
+        predictor = _images(self.run_folder, quiet=self.quiet, **_fields(self.size, self.heads))
+        images = find_images(self.inputs) if self.inputs else []
         if not self.inputs:
             try:
                 images = own_pictures(self.run_folder, predictor.preparation)
@@ -347,11 +345,11 @@ def _fields(size: tuple[int, ...] | None, heads: int | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _images(run: str) -> Any:
+def _images(run: str, **options: Any) -> Any:
     """A predictor that can be inspected."""
     from regard import api
 
-    predictor: Any = api.load(run)
+    predictor: Any = api.load(run, **options)
     if not hasattr(predictor, "inspect"):
         raise ConfigError("`regard inspect` is for networks that take images", where=run)
     return predictor

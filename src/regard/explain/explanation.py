@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from regard.config import in_words
@@ -14,7 +15,7 @@ from regard.errors import ConfigError, did_you_mean
 from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
-from regard.explain.methods import STEPS, Attribution, Case
+from regard.explain.methods import STEPS, Attribution, Case, require_gradients
 from regard.explain.sanity import MAX_CORRELATION, random_twins, rank_correlation
 from regard.geometry import Frame, TokenMap
 from regard.networks.base import Network
@@ -242,6 +243,7 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
         )
 
 
+@torch.inference_mode(False)  # gradients are needed, also where the caller has switched them off for good
 def explain(
     model: Network,
     x: Tensor,
@@ -269,7 +271,9 @@ def explain(
     `checks="none"` leaves the scores and the twins out, which take most of the time. `say` is told how far it has come.
     """
     check_method(method, options, model)
+    require_gradients(model)
     model.eval()
+    x = x.clone() if x.is_inference() else x
     made = METHODS[method](Case(model, x, lambda z: score(model(z)), say), **options)
     if made.steps is not None:
         options["steps"] = made.steps

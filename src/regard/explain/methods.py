@@ -61,6 +61,15 @@ class Attribution(NamedTuple):
     """How far the values' sum is from the score's difference between input and mean picture, as a share of it."""
 
 
+def require_gradients(model: Network) -> None:
+    """An error for a model whose weights torch has barred from gradients."""
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ConfigError(
+            "the model was made inside torch.inference_mode, where weights take no gradients",
+            do="make or load it outside; explain and visualise themselves may be called inside",
+        )
+
+
 def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | None = None) -> Tensor:
     """Where the output token looked in one layer (the last by default): (batch, places).
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from regard.console import Step
 from regard.errors import ConfigError, did_you_mean
 from regard.explain.inspect import blocks, hooked
+from regard.explain.methods import require_gradients
 from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
@@ -105,6 +106,7 @@ def _number(what: str, number: int, count: int) -> int:
     return number % count
 
 
+@torch.inference_mode(False)
 def visualise(
     model: Network,
     mean: tuple[float, ...],
@@ -128,6 +130,7 @@ def visualise(
     >>> result.picture.shape, result.target, result.after > result.before
     (torch.Size([3, 16, 24]), 'layer 3, head 1', True)
     """
+    require_gradients(model)
     where = model.token_map()
     if target is not None and layer is head is token is channel is None:
         excitement, name = class_excitement(model, classes, target), f"class {target!r}"

@@ -9,7 +9,7 @@ from regard.geometry import TokenMap
 
 
 class Output(NamedTuple):
-    """logits (B, classes); features (B, width), what the head sees; tokens (B, N, width), what these are made of."""
+    """logits (B, classes); features (B, width), the input of the head; tokens (B, N, width), pooled to features."""
 
     logits: Tensor
     features: Tensor
@@ -26,12 +26,12 @@ class Network(nn.Module):
     BLOCKS: ClassVar[tuple[type[nn.Module], ...]] = ()
     """Classes of its repeated blocks."""
     TOKENS_ON_INPUT: ClassVar[bool] = False
-    """Whether the output's tokens are at the positions on the input that the token map says."""
+    """Whether the token map gives the places of the output's tokens on the input."""
 
     config: Any
     """Its frozen dataclass of settings."""
     loaded: Any = None
-    """Where weights were loaded: the report of what became of them."""
+    """The report on the weights that were loaded, if any were."""
     checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, a third more time."""
     frozen: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Network(nn.Module):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Families have different parts, and `regard.create` chooses one by name."""
+            """Families have different attributes, and `regard.create` chooses a family by name."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -63,9 +63,9 @@ class Network(nn.Module):
         return block(*inputs, **options)
 
     def compiled(self) -> list[nn.Module]:
-        """What is compiled, each by itself: all blocks share one graph, so it takes seconds, not minutes."""
+        """Modules to compile one by one: all blocks share one graph, so compiling takes seconds, not minutes."""
         return self.repeated()
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
-        """Where the tokens of every layer live on an input of this size (the configured one, if not said)."""
+        """Places of the tokens on an input of this size (default: the configured size)."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What the config of every family has: fields, and facts that other parts of the package ask for. Free of torch."""
+"""Base classes of the configs: shared fields, and properties of each family. Free of torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class NetworkConfig:
     can_checkpoint: ClassVar[bool] = False
     """Whether it can recompute its activations in the backward pass."""
     can_compile: ClassVar[bool] = True
-    """Whether compiling it on a GPU pays."""
+    """Whether compiling makes it faster on a GPU."""
 
 
 @dataclass(frozen=True)
 class ImageConfig(NetworkConfig):
-    """Of networks that take signals, images or volumes; `size` has as many axes as the input."""
+    """Config of networks for signals, images or volumes; `size` has as many axes as the input."""
 
     inputs = "image"
     any_size: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class ImageConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class TextConfig(NetworkConfig):
-    """Of translators: words in and out, and three special ones."""
+    """Config of translators: vocabulary, embeddings and special tokens."""
 
     inputs = "text"
 
@@ -83,7 +83,7 @@ class TextConfig(NetworkConfig):
     dropout: float = shape(0.1, "Dropout rate.")
     padding: int = 0
     start: int = 1
-    """What the decoder is given before the first word."""
+    """The token that starts every target."""
     end: int = 2
 
     def __post_init__(self) -> None:

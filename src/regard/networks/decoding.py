@@ -27,18 +27,18 @@ CHECK_EVERY = 8
 """Steps on a GPU between two checks whether all sentences are done: each check waits for the GPU."""
 
 DROP = 0.125
-"""Share of finished sentences from which on they are dropped from the batch: the others have to be copied."""
+"""Share of finished sentences at which they are dropped from the batch, which copies the others."""
 
 
 class Hypotheses(NamedTuple):
-    """words (B, n, L), best first, each up to and with its end and then padding; scores (B, n)."""
+    """words (B, n, L), best first, each ended by the end token and padded; scores (B, n)."""
 
     words: Tensor
     scores: Tensor
 
 
 def length_penalty(length: Tensor | float, penalty: float) -> Tensor | float:
-    """What log-probabilities are divided by.
+    """The length penalty: log-probabilities are divided by it.
 
     >>> length_penalty(1, 0.6), length_penalty(13, 1.0)
     (1.0, 3.0)
@@ -117,7 +117,7 @@ def beam_search(
 
 
 def check_search(model: Translator, beams: int, penalty: float, best: int) -> None:
-    """Refuse settings that no search can have."""
+    """An error for invalid settings of a search."""
     if not 1 <= best <= beams or model.config.target_words < 2:
         raise ConfigError(f"{best} best of {beams} beams cannot be had", do="give beams=4, and best= up to as many")
     if penalty < 0:
@@ -219,7 +219,7 @@ def _pick(sentences: Tensor, index: Tensor) -> Tensor:
 
 
 def limits(model: Translator, source: Tensor, ratio: float, constant: int) -> tuple[Tensor, int]:
-    """How long each target may be, its end counted (B,), and how long any of them: known without looking at words."""
+    """Maximum length of each target (B,), with its end token, and of any target; no values are read from the device."""
     most = max(1, int(ratio * source.shape[1] + constant))
     most = most if model.longest is None else min(most, model.longest)
     words = model.mask(source).sum(dim=1)
@@ -233,7 +233,7 @@ def time_to_check(step: int, source: Tensor) -> bool:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and then as it was."""
+    """Evaluation mode inside the block; the former mode afterwards."""
     training = model.training
     model.eval()
     try:

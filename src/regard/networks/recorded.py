@@ -1,4 +1,4 @@
-"""Beam search over many batches: on a GPU one step is recorded, and launched again for every word as one.
+"""Beam search over many batches: on a GPU one step is recorded as a CUDA graph and replayed for every word.
 
 A step is hundreds of small kernels, and launching them one by one from Python takes longer than they do.
 """
@@ -20,7 +20,7 @@ ROOM = 2**31  # bytes, beyond which no more than the next one is kept
 
 
 class RecordedSearch:
-    """`beam_search` with one setting, which keeps the memory and the recording of each shape of sources it has met.
+    """`beam_search` with fixed settings. It keeps memory and CUDA graph for each shape of sources.
 
     Off the GPU nothing is recorded, and the answers are the same. Weights may move between two calls, but only in
     place.

@@ -28,28 +28,28 @@ class Translation(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the encoder hands over: words (B, S, width), mask (B, S), true where there is a word, and what else."""
+    """The encoder's output: words (B, S, width); mask (B, S), true where there is a word; recurrent states."""
 
     words: Tensor
     mask: Tensor
     last: tuple[Tensor, ...] = ()
-    """Where a recurrent encoder ended: each (depth, B, width)."""
+    """Final states of a recurrent encoder: each (depth, B, width)."""
 
 
 class State(NamedTuple):
-    """What decoding remembers between two words. No shape changes from step to step; steps write in place."""
+    """The state of decoding between two steps. Shapes stay the same; steps write in place."""
 
     at: Tensor
-    """How many words have been seen: a tensor of one number, so that a recorded step counts on."""
+    """Number of words seen, as a tensor, so that a recorded CUDA graph can count."""
     kept: tuple[Tensor, ...]
-    """What belongs to a beam, and goes where it goes: each (n, B · K, …)."""
+    """State per beam, reordered with the beams: each (n, B · K, …)."""
     fixed: tuple[Tensor, ...]
-    """What belongs to a sentence and all its beams: each (B, …)."""
+    """State per sentence, shared by its beams: each (B, …)."""
     common: tuple[Tensor, ...] = ()
-    """What is the same for all sentences."""
+    """State shared by all sentences."""
 
     def restart(self, fresh: State) -> None:
-        """Become a state of the same shapes, in the same memory: what was recorded on a GPU works on it again."""
+        """Copy another state of the same shapes into this one's memory, so that a recorded CUDA graph can use it."""
         for old, new in zip(self.tensors(), fresh.tensors(), strict=True):
             old.copy_(new)
 
@@ -60,7 +60,7 @@ class State(NamedTuple):
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def filled(self) -> int | None:
-        """How many words have been seen; None where to ask would be to wait, or a shape would change by it."""
+        """Number of words seen; None where reading it would wait for the GPU or change a compiled shape."""
         return None if self.at.device.type != "cpu" or torch.compiler.is_compiling() else int(self.at)
 
     def reorder(self, beams: Tensor) -> None:
@@ -71,7 +71,7 @@ class State(NamedTuple):
             tensor.copy_(tensor.index_select(1, index))
 
     def select(self, sentences: Tensor, beams: int) -> State:
-        """The state of these sentences (numbers of them) alone, which have so many beams each."""
+        """The state of some sentences, given by index, with so many beams each."""
         kept = (t.unflatten(1, (-1, beams)).index_select(1, sentences).flatten(1, 2) for t in self.kept)
         return State(self.at, tuple(kept), tuple(t.index_select(0, sentences) for t in self.fixed), self.common)
 
@@ -96,7 +96,7 @@ class Translator(Network):
         self.output_bias = nn.Parameter(torch.empty(config.target_words)) if config.output_bias else None
 
     def reset_embeddings(self) -> None:
-        """Rows of unit length on average: of unit size once scaled by √width, and logits of unit size where tied."""
+        """Initialise rows to unit length on average, so that scaled embeddings and tied logits have unit variance."""
         for module in (self.embedding, self.source_embedding, self.output):
             if module is not None:
                 nn.init.normal_(module.weight, std=self.config.width**-0.5)
@@ -128,7 +128,7 @@ class Translator(Network):
 
     @abstractmethod
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
-        """Features (B, T, width) of each target word, which knows of those before it and of the source."""
+        """Features (B, T, width) of each target word, from the source and the words before it."""
 
     @abstractmethod
     def begin(self, memory: Memory, beams: int, length: int) -> State:

@@ -163,6 +163,10 @@ class Tape:
         self._calls: list[_Call] = []
         self._gradients = gradients
         self._running = False
+        self._with_graph = False
+        """Whether the recorded pass is one that a backward pass can start from."""
+        self._modules = 0
+        """Number of modules of the model that can be recorded."""
         self._name = ""
 
     def __len__(self) -> int:
@@ -218,6 +222,12 @@ class Tape:
         return compute(call, head % heads).float()
 
     def _call(self, layer: int | str) -> _Call:
+        if not self._calls and not self._modules:
+            raise RegardError(
+                "the tape is empty: only regard.nn's attention modules and regard.nn.attend are recorded, "
+                "and the model has none of them",
+                do="for a model of another library, load its weights: regard.create(weights=FILE)",
+            )
         if not self._calls:
             raise RegardError(
                 "the tape is empty: no attention ran inside the capture block",
@@ -264,9 +274,10 @@ def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
 
     With `gradients`, also how much each weight mattered to a number that is sent backward (`Tape.gradient`).
 
-    The tape holds the latest forward pass of this model alone: other models and other threads do not
-    reach it, the recomputation of checkpointed activations is not recorded twice, and a compiled model
-    runs eagerly inside the block so that the tape is never empty.
+    The tape holds the latest forward pass of this model alone: other models, copies of this one and other threads
+    do not reach it, the recomputation of checkpointed activations is not recorded twice, and a compiled model
+    runs eagerly inside the block so that the tape is never empty. Only the attention modules of `regard.nn` and
+    `regard.nn.attend` are recorded, not those of other libraries.
 
     >>> import regard
     >>> model = regard.create("vit_nano", classes=3, size=16)
@@ -281,25 +292,27 @@ def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
     def mine() -> bool:  # hooks sit on the model, which other threads may be running too
         return tape in _TAPES.get()
 
-    def start(*_: object) -> None:
-        if mine():
+    def start() -> None:
+        recomputed = tape._calls and tape._with_graph and _in_backward()  # by a checkpoint around the model
+        if mine() and not recomputed:
             tape._calls.clear()
-            tape._running = True
+            tape._running, tape._with_graph = True, torch.is_grad_enabled()
 
-    def stop(*_: object) -> None:
+    def stop() -> None:
         if mine():
             tape._running = False
 
-    def name(label: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
+    def name(label: str) -> _Hook:
+        def set_name() -> None:
             if mine():
                 tape._name = label
 
-        return hook
+        return _Hook(set_name)
 
-    handles = [root.register_forward_pre_hook(start), root.register_forward_hook(stop, always_call=True)]
+    handles = [root.register_forward_pre_hook(_Hook(start)), root.register_forward_hook(_Hook(stop), always_call=True)]
     for label, module in root.named_modules():
         if isinstance(module, Attention):
+            tape._modules += 1
             handles.append(module.register_forward_pre_hook(name(label)))
             handles.append(module.register_forward_hook(name("")))
     _TAPES.set((*_TAPES.get(), tape))
@@ -310,6 +323,25 @@ def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
         for handle in handles:
             handle.remove()
         _TAPES.set(tuple(other for other in _TAPES.get() if other is not tape))
+
+
+class _Hook:
+    """A hook that a copy of its module, or a pickle of it, does not have: there it does nothing."""
+
+    def __init__(self, run: Callable[[], None] | None = None) -> None:
+        self._run = run
+
+    def __call__(self, *_: object) -> None:
+        if self._run is not None:
+            self._run()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+def _in_backward() -> bool:
+    """Whether a backward pass is under way in this thread; torch's own checkpoints ask the same way."""
+    return torch._C._current_graph_task_id() != -1
 
 
 _EAGER_LOCK = Lock()

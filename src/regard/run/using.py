@@ -16,7 +16,7 @@ from regard.metrics import Comparison
 from regard.run.runner import plain_settings, read_config
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
-from regard.tasks import Entry
+from regard.tasks import Entry, part_options
 from regard.weights import Run, find_run, identify, seen_samples
 
 EVALUATION = "evaluation.json"
@@ -70,14 +70,19 @@ def evaluate(
     quiet: bool = False,
     **options: Any,
 ) -> Result:
-    """Figures of a trained model on data; `out` is a folder to make for them and the predictions."""
+    """Figures of a trained model on data; `out` is a folder to make for them and the predictions.
+
+    `options` are the task's `EvalOptions` and `LoadOptions`, and settings that say how the data is read.
+    """
     progress, entry = Progress(quiet), task_of(run)
     tasks.require_data(data)
     if out is not None:
         Run.require_new(Path(out))
-    given = {name: options.pop(name) for name in entry.config.opening().keys() & options.keys()}
-    asked = make(entry.settings.EvalOptions, options, entry.name)
-    task, predictor = entry.load(), load(run, progress=progress)
+    loading = part_options(entry, options)[0]
+    given = {name: options[name] for name in entry.config.opening().keys() & options.keys()}
+    rest = {name: value for name, value in options.items() if name not in loading and name not in given}
+    asked = make(entry.settings.EvalOptions, rest, entry.name)
+    task, predictor = entry.load(), load(run, progress=progress, **loading)
     predictor.require_answers()
     settings = task.stored_settings(run, data) | predictor.data_settings(data) | given
     dataset = task.open_for(predictor, data, entry.config.of(settings), progress)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,19 @@ def of_run(path: str | Path) -> Entry | None:
     stored = read_json(path / "config.json")
     if not isinstance(stored, dict) or not isinstance(stored.get("task"), str):
         raise RunError("these are not the settings of a run of this version", where=path / "config.json")
-    return find(stored["task"])
+    try:
+        return find(stored["task"])
+    except ConfigError as error:
+        raise RunError(error.what, where=path / "config.json", do=error.do) from None
+
+
+def part_options(entry: Entry, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options that are for loading a model of this task, and the others."""
+    loading = {field.name for field in fields(entry.settings.LoadOptions)}
+    return (
+        {name: value for name, value in given.items() if name in loading},
+        {name: value for name, value in given.items() if name not in loading},
+    )
 
 
 def for_weights(name: str, model: str) -> Entry:

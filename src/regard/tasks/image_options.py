@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
 from regard.settings import MAX_MEGAPIXELS, Group, setting
@@ -11,10 +11,19 @@ from regard.settings import MAX_MEGAPIXELS, Group, setting
 
 @dataclass(frozen=True)
 class LoadOptions(Group):
+    title: ClassVar[str] = "weights"
+    size: int | tuple[int, ...] | None = setting(
+        None, "Input size in pixels: one number, or height and width. Default: as the weights say."
+    )
     heads: int | None = setting(None, "Attention heads, where a weights file does not say.", least=1)
     max_megapixels: float = setting(
         MAX_MEGAPIXELS, "Largest image that is decoded, in millions of pixels.", least=0.001
     )
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the model's config that are given."""
+        given = {"size": self.size, "heads": self.heads}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,15 @@ class ImagePredictor:
     has_head: ClassVar[bool] = True
     """Whether it is used: one that was not trained is then reported."""
 
+    @torch.inference_mode(False)  # weights that can be explained, wherever they are loaded
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         assert checkpoint.preparation is not None
         self.classes, self.preparation, self.device = checkpoint.classes, checkpoint.preparation, device
         self.model = checkpoint.build()
         self.model.to(device).eval()
+        last = self.model.get_submodule(self.model.config.last_layer)
+        self.headless = not checkpoint.task and not last.weight.any()
+        """Weights that no run trained, with a head of zeros: it has nothing to say."""
         self.random_models: list[Network] = []
         self.max_megapixels = MAX_MEGAPIXELS
 
@@ -72,8 +76,7 @@ class ImagePredictor:
     @classmethod
     def open(cls, path: str | Path, device: torch.device, progress: Progress, options: LoadOptions) -> Any:
         """From a run folder (its best weights) or a weights file of any known format."""
-        given: dict[str, Any] = {} if options.heads is None else {"heads": options.heads}
-        checkpoint, report = open_weights(path, **given)
+        checkpoint, report = open_weights(path, inputs="image", **options.fields())
         for line in report.lines() if report.format != "regard" or (cls.has_head and report.untrained) else ():
             progress.say(line)
         predictor = cls(checkpoint, device)
@@ -148,6 +151,7 @@ class ImagePredictor:
         if waiting:
             yield from answer()
 
+    @torch.inference_mode(False)
     def explain(
         self,
         image: Image,
@@ -194,6 +198,7 @@ class ImagePredictor:
             together = torch.stack(pictures) if pictures else None
             return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
 
+    @torch.inference_mode(False)
     def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
         """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
         mean, std = self.preparation.mean, self.preparation.std

@@ -1,4 +1,4 @@
-"""What lies on disk: checkpoints, run folders and others' weights. Written aside and renamed; nothing read can run."""
+"""Files: checkpoints, run folders and weights of other libraries. Writes are atomic; reading never runs code."""
 
 from regard.weights.average import average
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside

@@ -1,15 +1,17 @@
-"""A checkpoint: one safetensors file whose header says, in JSON, everything needed to use it again."""
+"""A checkpoint: one safetensors file. Its header holds, as JSON, everything needed to use it again."""
 
 from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from regard import registry
@@ -18,11 +20,13 @@ from regard.data import Preparation
 from regard.errors import RunError
 
 FORMAT = "regard-2"
+MOST_COMMENT = 65_535
+"""Bytes that the comment of a zip archive may have."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, and what they are the weights of."""
+    """The weights of a model, with its name, config, classes, preparation and task."""
 
     model: str
     """The name in the registry."""
@@ -45,7 +49,7 @@ class Checkpoint:
         return model
 
     def about(self) -> dict[str, Any]:
-        """All but the weights, as the header of a file says it."""
+        """Everything but the weights, for the file's header."""
         return {
             "task": self.task,
             "model": self.model,
@@ -58,7 +62,7 @@ class Checkpoint:
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a file beside `path`, then put it in place: a failure leaves the old file whole."""
+    """Atomic write: `write` fills a temporary file, which then replaces `path`. A failure keeps the old file."""
     aside = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +103,20 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str] |
     write_aside(path, lambda aside: save_file(apart, aside, metadata={"format": "pt", **(about or {})}))
 
 
+def save_arrays(tensors: dict[str, Tensor], path: Path, comment: str) -> None:
+    """A NumPy archive for others to read. Its comment is text that other readers pass over."""
+
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    def save(aside: Path) -> None:
+        with aside.open("wb") as file:
+            np.savez(file, **arrays)
+        with zipfile.ZipFile(aside, "a") as archive:
+            archive.comment = comment.encode()
+
+    write_aside(path, save)
+
+
 def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], path: Path) -> Checkpoint:
     """A checkpoint from what a safetensors file holds."""
     if metadata.get("format") != FORMAT:
@@ -118,7 +136,7 @@ def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], pa
 
 
 def header(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours says of itself, without its weights being read; nothing of others'."""
+    """The header of a Regard checkpoint, without reading its weights; empty for files of other libraries."""
     from safetensors import SafetensorError, safe_open
 
     if path.suffix != ".safetensors" or not path.is_file():

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from regard import registry
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.networks.config import ImageConfig
-from regard.weights.checkpoint import Checkpoint, save_checkpoint, save_tensors, write_aside
+from regard.weights.checkpoint import MOST_COMMENT, Checkpoint, save_arrays, save_checkpoint, save_tensors
 from regard.weights.families import FAMILIES, NAMES
 from regard.weights.family import refuse
 from regard.weights.load import open_weights
@@ -55,27 +54,29 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
     """Write a checkpoint's weights as `to`; returns what is worth knowing about the result."""
     if to == "regard":
         save_checkpoint(out, checkpoint)
-        return [f"{len(checkpoint.weights)} tensors"]
+        apart = [] if checkpoint.classes else ["its tokenizers are not in the file"]
+        return [f"{len(checkpoint.weights)} tensors", *apart]
     config = registry.configure(checkpoint.model, **checkpoint.config)
     write = FAMILIES[config.family].write if config.family in FAMILIES else refuse
     tensors, settings, header, notes = write(checkpoint.weights, config, to)
     labels, processor = dict(enumerate(checkpoint.classes)), _processor(checkpoint, config)
-    if to == "google":
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-
-        def save(aside: Path) -> None:
-            with aside.open("wb") as file:
-                np.savez(file, **arrays)
-
-        write_aside(out, save)
-        notes.append("the file cannot say the classes' names and how images are normalised")
-    elif to == "hf":
+    if to == "hf":
         settings |= {"id2label": labels, "label2id": {name: n for n, name in labels.items()}, "dtype": "float32"}
         _write_folder(out, tensors, settings, processor)
+        return [f"{len(tensors)} tensors", *notes]
+    said = ", ".join(f"{name} ({value})" for name, value in header.items())
+    about = {"settings": json.dumps(header | {"id2label": labels}), "preprocessor": json.dumps(processor)}
+    if to == "google":
+        if named := len(json.dumps(about)) <= MOST_COMMENT:
+            said += ", classes"
+        else:
+            about["settings"] = json.dumps(header)
+        save_arrays(tensors, out, json.dumps(about))
+        notes.append(f"{said} and normalisation are in the archive's comment, for Regard to read")
+        if not named:
+            notes.append("the names of the classes do not fit there")
     else:
-        about = {"settings": header | {"id2label": labels}, "preprocessor": processor}
-        save_tensors(tensors, out, {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()})
-        said = ", ".join(f"{name} ({value})" for name, value in header.items())
+        save_tensors(tensors, out, about)
         notes.append(f"{said}, classes and normalisation are in the file's header, for Regard to read")
     return [f"{len(tensors)} tensors", *notes]
 

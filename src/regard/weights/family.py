@@ -1,4 +1,4 @@
-"""What is known in `weights` about one model family: the formats it comes in, and how it is read and written."""
+"""One model family: the formats of its weights, and the functions that read and write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Written(NamedTuple):
     settings: dict[str, Any]
     """transformers' config.json."""
     header: dict[str, Any]
-    """What other files of tensors do not say, in the same words: written into their header, for Regard to read."""
+    """What tensors do not say, in the same words: written into the header of other files, for Regard to read."""
     notes: list[str]
 
 

@@ -52,7 +52,7 @@ class Opened:
     @property
     def timm_settings(self) -> dict[str, Any]:
         """What timm says about the images of a published model."""
-        stored = self.settings.get("pretrained_cfg")
+        stored = self.settings.get("pretrained_cfg", self.settings)  # older files have one level
         return stored if isinstance(stored, dict) and isinstance(stored.get("input_size"), list) else {}
 
 
@@ -61,6 +61,7 @@ def open_file(path: Path) -> Opened:
     if not path.is_file():
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")]) if path.parent.is_dir() else None
         raise RunError("there is no such file or run", where=path, do=near)
+    _refuse_texts(path)
     if path.name.endswith(".index.json"):
         values, metadata = _read_shards(path), {}
     else:
@@ -68,10 +69,24 @@ def open_file(path: Path) -> Opened:
         values, metadata = _read(path)
     tensors, left = _unwrap(values, path)
     settings = _beside(path, "config.json")
-    settings = settings if {"model_type", "pretrained_cfg"} & set(settings) else {}  # another config.json is none of it
+    settings = (
+        settings if {"model_type", "pretrained_cfg", "architecture"} & set(settings) else {}
+    )  # another config.json is none of it
     settings = settings or _in_header(metadata, "settings", path)
     preprocessor = _beside(path, "preprocessor_config.json") or _in_header(metadata, "preprocessor", path)
     return Opened(path, tensors, metadata, settings, preprocessor, left)
+
+
+def _refuse_texts(path: Path) -> None:
+    """What a download often leaves in place of a file of weights."""
+    with path.open("rb") as file:
+        start = file.read(256).lstrip().lower()
+    if start.startswith(b"version https://git-lfs"):
+        what = "the file is a git-LFS pointer, not the weights it stands for"
+        raise RunError(what, where=path, do="run `git lfs pull` in its repository, or download the file itself")
+    if start.startswith((b"<!doctype html", b"<html")):
+        what = "the file is a web page (HTML), not weights"
+        raise RunError(what, where=path, do="download the file itself; a site may ask to log in first")
 
 
 def _in_header(metadata: dict[str, str], name: str, path: Path) -> dict[str, Any]:
@@ -90,7 +105,7 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """By what the file is, not by its ending: endings lie."""
+    """Read a file by its contents; the ending of its name is not trusted."""
     with path.open("rb") as file:
         start = file.read(9)
     archive, pickled = zipfile.is_zipfile(path), start[:1] == b"\x80" and start[8:] != b"{"
@@ -99,7 +114,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise RunError(f"{what}: refused", where=path, do="do not trust this file")
     if archive:
         if any(member.filename.endswith(".npy") for member in _members(path)):
-            return _read_npz(path), {}
+            return _read_npz(path), _comment(path)
         return _read_torch(path, mapped=True), {}
     if pickled:
         return _read_torch(path, mapped=False), {}
@@ -153,7 +168,7 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def _check_archives(paths: list[Path]) -> None:
-    """Refuse archives that together would unpack to far more than they are, before anything is unpacked."""
+    """Refuse zip bombs before anything is unpacked: archives whose contents are far larger than the files."""
     archives = [path for path in paths if zipfile.is_zipfile(path)]
     members = [member for path in archives for member in _members(path)]
     size, total = sum(path.stat().st_size for path in archives), sum(member.file_size for member in members)
@@ -190,6 +205,17 @@ def _read_npz(path: Path) -> dict[str, Any]:
     return values
 
 
+def _comment(path: Path) -> dict[str, str]:
+    """What our own converted archives say in their comment; of others' comments nothing is read."""
+    with zipfile.ZipFile(path) as archive:
+        try:
+            stored = json.loads(archive.comment or b"{}")
+        except (ValueError, RecursionError):
+            return {}
+    about = stored if isinstance(stored, dict) else {}
+    return {name: about[name] for name in ("settings", "preprocessor") if isinstance(about.get(name), str)}
+
+
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -204,7 +230,7 @@ def _from_numpy(array: np.ndarray) -> Any:
 
 
 def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
-    """PyTorch's own files through its reader that builds tensors and plain containers and nothing else."""
+    """PyTorch's files, by `torch.load(weights_only=True)`: tensors and plain containers only."""
     try:
         if mapped:
             with zipfile.ZipFile(path) as archive:
@@ -246,6 +272,8 @@ def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tupl
             break
         left += [_in_words(name, value) for name, value in values.items() if name != inner]
         values = values[inner]
+    values, others = _choose_teacher(values)
+    left += others
     tensors = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
     left += [_in_words(name, value) for name, value in values.items() if str(name) not in tensors]
     if not tensors or len(tensors) > MOST_ENTRIES:
@@ -263,8 +291,22 @@ def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tupl
     return tensors, tuple(left)
 
 
+def _choose_teacher(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Of a teacher and a student in one dictionary the teacher, as among CONTAINERS; and the others in words."""
+    names = {match: [n for n in values if str(n).startswith(f"{match}.")] for match in ("teacher", "student")}
+    chosen = next((match for match, own in names.items() if own), None)
+    if chosen is None:
+        return values, []
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in names[chosen]:
+            groups.setdefault(str(name).partition(".")[0], {})[name] = value
+    mine = {str(name).removeprefix(f"{chosen}."): values[name] for name in names[chosen]}
+    return mine, [_in_words(name, group) for name, group in groups.items()]
+
+
 def _in_words(name: Any, value: Any) -> str:
-    """An entry beside the weights that are used; training scripts often keep an average of the weights there."""
+    """Describe an unused entry of the file; training scripts often store averaged weights there."""
     for _ in range(2):
         if isinstance(value, dict):
             value = next((value[key] for key in CONTAINERS if isinstance(value.get(key), dict)), value)

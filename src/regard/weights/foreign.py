@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,25 @@ from regard.networks.config import ImageConfig
 from regard.weights.families import FAMILIES, NAMES
 from regard.weights.family import Family
 from regard.weights.files import Opened
-from regard.weights.names import COUNTS, IMAGENET, Format, detect
+from regard.weights.names import COUNTS, IMAGENET, Format, detect, without_prefix
 from regard.weights.notes import Notes, shortened
+from regard.weights.others import name_of_other, refuse_others
+from regard.weights.timm_config import label_names
 
 
-def recognise(opened: Opened) -> tuple[Family, Format]:
-    """The family and the format of a file's names; an error says how it differs from the nearest."""
+def recognise(opened: Opened) -> tuple[Opened, Family, Format]:
+    """The family and the format of a file's names, and the file without what stands before them.
+
+    An error says how a file differs from the nearest format.
+    """
+    refuse_others(opened)
     for family in FAMILIES.values():
-        if format := detect(opened.tensors, family.formats):
-            return family, format
+        if match := detect(opened.tensors, family.formats):
+            format, prefixes = match
+            if len(prefixes) > 1:
+                what = f"the file holds {len(prefixes)} networks: {', '.join(prefixes)}"
+                raise RunError(what, where=opened.path, do="save one of them alone")
+            return replace(opened, tensors=without_prefix(opened.tensors, prefixes[0])), family, format
     if {family.own for family in FAMILIES.values()} & set(opened.tensors):
         what = "the file holds Regard's own tensors without what says which model they are of"
         raise RunError(what, where=opened.path, do="write it by regard.save(model, path)")
@@ -33,8 +44,9 @@ def recognise(opened: Opened) -> tuple[Family, Format]:
     spelt = {nearest.respell(name) for name in opened.tensors}
     differ = [f"{name}: not in the file" for name in nearest.sign if name not in spelt]
     differ += [f"{name}: not in the model" for name in nearest.read(opened.tensors)[1]]
+    other = name_of_other(opened)
     raise RunError(
-        "the file holds no Vision Transformer or ResNet that is known here; "
+        f"the file holds no Vision Transformer or ResNet that is known here{other and f', but {other}'}; "
         f"from the nearest, {nearest.name}'s, it differs in\n    " + "\n    ".join(shortened(differ)),
         where=opened.path,
         do=f"formats tried: {', '.join(NAMES)}",
@@ -55,7 +67,7 @@ def read_foreign(
 
 
 def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Whole numbers and eight bits stand for others by a scale that is not read here."""
+    """An error for quantised weights: integers and 8-bit floats need a scale, which is not read here."""
     plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     odd = [f"{key} ({str(t.dtype).removeprefix('torch.')})" for key, t in tensors.items() if t.dtype not in plain]
     if odd:
@@ -64,7 +76,7 @@ def require_floats(tensors: Mapping[str, Tensor], where: Path) -> None:
 
 
 def require_finite(state: Mapping[str, Tensor], where: object) -> None:
-    """An error that names what a diverged training left."""
+    """An error that names a tensor with NaN or infinity."""
     bad = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if bad:
         do = "the training that wrote it diverged: take an earlier checkpoint"
@@ -73,7 +85,7 @@ def require_finite(state: Mapping[str, Tensor], where: object) -> None:
 
 def class_names(opened: Opened, classes: int) -> tuple[str, ...]:
     """As the config.json says, else numbers; ImageNet has two of "crane": such names get their number too."""
-    labels = opened.settings.get("id2label")
+    labels = opened.settings.get("id2label") or label_names(opened.settings)
     if not isinstance(labels, dict) or set(labels) != set(map(str, range(classes))):
         return tuple(map(str, range(classes)))
     names = [str(labels[str(n)]) for n in range(classes)]

@@ -1,7 +1,7 @@
-"""Weights of any known format as a checkpoint of ours: recognised, checked, adapted, and reported on.
+"""Opens weights of any known format as a checkpoint: detects the format, checks, adapts and reports.
 
-What a file holds decides the shape of the model; `classes=` and `size=` change its head and positions,
-nothing else gives way. Whatever was assumed, changed, left untrained or left out is in the report.
+The file decides the shape of the model; `classes=` and `size=` change its head and positions, and nothing else can
+be changed. The report lists what was assumed, changed, left untrained or not used.
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ from regard.weights.seq2seq import MARIAN_MODEL, read_marian
 
 
 def open_weights(
-    path: str | Path, name: str | None = None, classes: int | None = None, *, new_head: bool = False, **fields: Any
+    path: str | Path,
+    name: str | None = None,
+    classes: int | None = None,
+    *,
+    new_head: bool = False,
+    inputs: str | None = None,
+    **fields: Any,
 ) -> tuple[Checkpoint, LoadReport]:
-    """Weights and what they are the weights of, from a file of any known format, a run or a transformers folder.
+    """A checkpoint and a report, from a weights file of any known format, a run folder or a transformers folder.
 
     Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
     and its positions; other `fields` of the config are set if the weights allow it. `new_head` removes the file's
-    head even where it has as many classes.
+    head even where it has as many classes. `inputs` is what the network must take: "image" or "text".
     """
     opened, notes = open_file(find_file(path)), Notes()
     where, stored, label = opened.path, None, "regard"
@@ -54,6 +60,7 @@ def open_weights(
         stored, label = read_marian(opened, name, notes), "marian"
     if stored is not None:
         held = _meta(stored.model, stored.config, where, tensors=len(stored.weights))
+        _require_inputs(stored.model, held.config.inputs, inputs, where)
         if held.config.inputs == "text":
             _require_unchanged(stored, {"name": name, "classes": classes} | fields, where)
             if differ := _differences(stored.weights, held):
@@ -67,7 +74,8 @@ def open_weights(
         called, theirs = name or stored.model, str
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
-        family, format = recognise(opened)
+        opened, family, format = recognise(opened)
+        _require_inputs(f"{format.name} weights", "image", inputs, where)
         state, config = read_foreign(opened, family, format, name, fields, notes)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
@@ -102,6 +110,12 @@ def identify(path: str | Path) -> tuple[str, str]:
     return str(about.get("task", "")), str(about.get("model", ""))
 
 
+def _require_inputs(model: str, own: str, wanted: str | None, where: Path) -> None:
+    if wanted and own != wanted:
+        what = f"the weights are of a network for {own} ({model}), and one for {wanted} is needed"
+        raise RunError(what, where=where, do="`regard predict`, `regard explain` and `regard eval` take these weights")
+
+
 def _is_marian(settings: Any) -> bool:
     return isinstance(settings, dict) and settings.get("model_type") == "marian"
 
@@ -119,15 +133,22 @@ def find_file(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     held = [path / name for name in FOLDER_FILES if (path / name).is_file()]
-    best = held[0] if held else Run.open(path).checkpoint()
+    if held and not (path / "splits.csv").is_file():
+        return held[0]
+    run = Run.open(path)
+    best = run.checkpoint()
     if not best.is_file():
         do = f"give a run that has finished an epoch, or a folder with one of {', '.join(FOLDER_FILES)}"
         raise RunError("the folder holds no weights", where=path, do=do)
+    about, stored = header(best), run.read_config().task  # an unreadable header is for the reader of weights to say
+    if about and about.get("task") != stored:
+        what = f"config.json and checkpoint are of two tasks: {stored!r} and {about.get('task')!r}"
+        raise RunError(what, where=path, do="put the run's own config.json back")
     return best
 
 
 def _prepare_for(target: ImageConfig, preparation: Preparation) -> Preparation:
-    """The same normalisation for another size, or one mean and deviation for every channel if their number changed."""
+    """The same normalisation for another size. If the number of channels changes, all get the mean over channels."""
     if preparation.channels == target.channels:
         return replace(preparation, size=target.size)
     mean, std = ((sum(v) / len(v),) * target.channels for v in (preparation.mean, preparation.std))
@@ -137,7 +158,7 @@ def _prepare_for(target: ImageConfig, preparation: Preparation) -> Preparation:
 def _target(
     config: ImageConfig, name: str | None, classes: int | None, fields: dict[str, Any], where: Path
 ) -> ImageConfig:
-    """The config asked for: the file's, but for what the name and the caller say."""
+    """The requested config: the file's, changed by the model's name and the caller's fields."""
     named = None if name is None else registry.configure(name)
     if named is not None and type(named) is not type(config):
         raise mismatch([f"{name} is asked for, and the file holds a {config.family}"], where)
@@ -160,7 +181,7 @@ def _adapt(
     new_head: bool,
     notes: Notes,
 ) -> tuple[dict[str, Tensor], ImageConfig, tuple[str, ...]]:
-    """The head and the positions as asked for; what else differs is for the comparison to refuse."""
+    """Adapt head and positions. Other differences are refused by the comparison that follows."""
     last = f"{config.last_layer}.weight"
     if new_head or last not in state or target.classes != config.classes:
         why = f"the file's is for {config.classes}" if last in state else "the file has none"
@@ -180,7 +201,7 @@ def _adapt(
 
 
 def _meta(name: str, config: dict[str, Any], where: Path, tensors: int | None = None) -> Network:
-    """The model without its numbers; settings from a file may be nonsense, such as more blocks than tensors."""
+    """The model on the meta device. Settings from a file may be invalid, such as more blocks than tensors."""
     try:
         if tensors is not None and registry.configure(name, **config).block_count > tensors:
             raise RunError("the checkpoint is damaged: settings and weights do not fit together", where=where)
@@ -195,7 +216,7 @@ def _meta(name: str, config: dict[str, Any], where: Path, tensors: int | None = 
 def _differences(
     state: Mapping[str, Tensor], model: Network, theirs: Callable[[str], str | None] = str, but: str = "\0"
 ) -> list[str]:
-    """None if every tensor of the model is there in its shape, and nothing else is; `but` for names that begin so.
+    """How tensors and model differ: missing, unknown, or of another shape. Names that begin with `but` are skipped.
 
     `theirs` says what the file calls a tensor.
     """
@@ -207,7 +228,7 @@ def _differences(
 
 
 def name_of(config: ImageConfig) -> str:
-    """The variant of this shape; the plainest with as many axes if there is none, all its fields being said anyway.
+    """The name of the variant with this shape; else the first one with as many axes, since the config holds all fields.
 
     >>> from regard.networks.vit.config import ViTConfig
     >>> name_of(ViTConfig()), name_of(ViTConfig(patch=(14, 14), width=384, heads=6, mlp=1536))

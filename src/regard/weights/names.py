@@ -1,4 +1,4 @@
-"""What others call our tensors: one table per format, read in both directions.
+"""Tensor names of other libraries: one table per format, used for reading and writing.
 
 A row says our name, theirs and how the shape differs. `{n}` is a number (`{n+1}` counts from one), and
 `[query|key|value]` names the parts that ours holds stacked. Beside the state dict's own names, ours are
@@ -47,12 +47,14 @@ def both(ours: str, theirs: str) -> tuple[Row, Row]:
 
 @dataclass(frozen=True)
 class Format:
-    """How one library names and shapes a model; what is said of tokens is for Vision Transformers."""
+    """Names and shapes of a model in one library. Fields about tokens are for Vision Transformers."""
 
     name: str
     rows: tuple[Row, ...]
     sign: tuple[str, ...]
-    """Names that every file of this format has."""
+    """Names that every file of this format has; `a|b` is either."""
+    absent: tuple[str, ...] = ()
+    """Names that no file of it has."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Other versions' names (a regular expression) and how the rows spell them."""
     spare: str = r"(?!)"
@@ -76,7 +78,7 @@ class Format:
         return _translate(self.respell(name), self.rows, "theirs") is not None
 
     def read(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """Our names and shapes, and the names that are of no use. A part that is missing leaves its whole out."""
+        """Our names and shapes, and the unknown names. Without one of query, key and value, all three are unknown."""
         state: dict[str, Tensor] = {}
         parts: dict[str, dict[str, Tensor]] = {}
         origins: dict[tuple[str, str], str] = {}
@@ -110,7 +112,7 @@ class Format:
         return state, unknown
 
     def write(self, state: Mapping[str, Tensor], config: Any) -> tuple[dict[str, Tensor], list[str]]:
-        """Their names and shapes, and those of our names it has none for."""
+        """Their names and shapes, and the names of ours that the format does not have."""
         tensors: dict[str, Tensor] = {}
         unknown: list[str] = []
         for ours, tensor in state.items():
@@ -168,15 +170,33 @@ def _translate(name: str, rows: tuple[Row, ...], side: str) -> tuple[Row, str, s
     return None
 
 
-def detect(names: Mapping[str, object], formats: Iterable[Format]) -> Format | None:
-    """The format whose signs are all there.
+def detect(names: Iterable[str], formats: Iterable[Format]) -> tuple[Format, list[str]] | None:
+    """The format whose signs are all there, and what stands before them: mostly one prefix, and mostly an empty one.
 
     >>> from regard.weights.vit_names import FORMATS
-    >>> detect({"conv_proj.weight": 0, "encoder.pos_embedding": 0, "encoder.ln.weight": 0}, FORMATS).name
-    'torchvision'
+    >>> names = ["net.conv_proj.weight", "net.encoder.pos_embedding", "net.encoder.ln.weight"]
+    >>> format, prefixes = detect(names, FORMATS)
+    >>> format.name, prefixes
+    ('torchvision', ['net.'])
     """
+    names = list(names)
     for candidate in formats:
-        spelt = {candidate.respell(name) for name in names}
-        if set(candidate.sign) <= spelt:
-            return candidate
+        first = candidate.sign[0]
+        ends = {name[: -len(first)] for name in names if name.endswith(f".{first}")}
+        prefixes = (
+            [""] if _has_signs(candidate, names) else [end for end in sorted(ends) if _has_signs(candidate, names, end)]
+        )
+        if prefixes:
+            return candidate, prefixes
     return None
+
+
+def _has_signs(format: Format, names: list[str], prefix: str = "") -> bool:
+    spelt = {format.respell(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
+    return all(set(sign.split("|")) & spelt for sign in format.sign) and not set(format.absent) & spelt
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The same without a prefix of names, where that makes no two of them equal."""
+    short = {name: name.removeprefix(prefix) for name in tensors}
+    return {name if short[name] != name and short[name] in tensors else short[name]: t for name, t in tensors.items()}

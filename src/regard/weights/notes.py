@@ -1,4 +1,4 @@
-"""What is told about weights that were loaded, or why they were not."""
+"""The report on loaded weights, and the error for weights that do not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.weights.files import Opened
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of a weights file: everything that is not simply in its place."""
+    """How a weights file was read: what was assumed, changed, left untrained or not used."""
 
     source: str
     format: str
@@ -66,6 +66,6 @@ def shortened(lines: list[str] | tuple[str, ...], most: int = 8) -> list[str]:
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
-def mismatch(differ: list[str], where: object) -> RunError:
+def mismatch(differ: list[str], where: object, do: str | None = None) -> RunError:
     """The error that lists how a file and a model differ."""
-    return RunError("the weights are not this model's:\n    " + "\n    ".join(shortened(differ)), where=where)
+    return RunError("the weights are not this model's:\n    " + "\n    ".join(shortened(differ)), where=where, do=do)

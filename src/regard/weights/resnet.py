@@ -19,6 +19,7 @@ from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import COUNTS, HALF, Format, Row, Shape
 from regard.weights.notes import Notes, mismatch
+from regard.weights.timm_config import stored_arguments
 
 _WRAPPED = (r"^(module\.|_orig_mod\.|backbone\.|model\.|resnet\.|bit\.)+", "")
 
@@ -111,11 +112,14 @@ _ONLY = {
 def read(
     opened: Opened, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ResNetConfig]:
-    """Our state dict and the config it fits, from another's tensors; what does not fit is for the caller to see."""
+    """Our state dict and the config it fits, from another library's tensors. The caller compares both."""
     for key, only in _ONLY.items():
         if opened.settings.get(key, only) != only:
             what = f"its {key} is {opened.settings[key]!r}; ours is {only!r}"
             raise RunError(what, where=opened.path, do="no other kind of residual network is known here")
+    pool = stored_arguments(opened.settings, opened.path, "relu").get("global_pool", "avg")
+    if pool != "avg":
+        raise RunError(f"its pooling is {pool!r}; ours is the mean ('avg')", where=opened.path)
     state, unknown = format.read(opened.tensors)
     _fill_counts(state)
     differ = [f"{format.called(key)}: not in the file" for key in ("root.weight",) if key not in state]

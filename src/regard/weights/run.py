@@ -114,6 +114,9 @@ class Run:
         try:
             return StoredConfig(str(stored["data"]), str(stored["task"]), dict(stored["settings"]))
         except (KeyError, TypeError, ValueError):
+            if isinstance(stored, dict) and "model_type" in stored:
+                what = f"the folder holds weights of {stored['model_type']}, not a run"
+                raise RunError(what, where=self.path, do="give the folder that `regard train` made") from None
             raise RunError("these are not the settings of a run of this version", where=where) from None
 
     def seen_rows(self) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import registry
-from regard.config import make, to_dict
+from regard.config import make, read_json, to_dict
 from regard.errors import ConfigError, RunError
 from regard.networks.transformer.config import TransformerConfig
 from regard.networks.transformer.network import Transformer
@@ -63,7 +63,7 @@ MARIAN = {
     "separate": Format("marian", (*_TIED, Row("output.weight", _OUTPUT)), ()),
 }
 COPIES = {"shared": {_SOURCE: _SHARED, _TARGET: _SHARED, _OUTPUT: _SHARED}, "tied": {_OUTPUT: _TARGET}, "separate": {}}
-"""What files may hold twice, and what it must be equal to."""
+"""Tensors that a file may hold twice, and the one that each must equal."""
 
 
 def _torch_block(ours: str, theirs: str) -> tuple[Row, ...]:
@@ -101,11 +101,19 @@ def read_marian(opened: Opened, name: str | None, notes: Notes) -> Checkpoint:
     require_floats(opened.tensors, opened.path)
     weights = _read_marian(opened.tensors, config, opened.path, notes)
     model = name if name is not None and registry.find(name).family == "transformer" else MARIAN_MODEL
-    return Checkpoint(model, to_dict(config), weights=weights, details={"languages": ["source", "target"]})
+    return Checkpoint(model, to_dict(config), weights=weights, details={"languages": _languages(opened.path)})
+
+
+def _languages(file: Path) -> list[str]:
+    """As the tokenizer_config.json beside it says; empty where it does not."""
+    beside = file.with_name("tokenizer_config.json")
+    stored = read_json(beside) if beside.is_file() else {}
+    said = [stored.get(name) for name in ("source_lang", "target_lang")] if isinstance(stored, dict) else []
+    return [name if isinstance(name, str) else "" for name in said] or ["", ""]
 
 
 def marian_config(settings: Mapping[str, Any], where: Path) -> TransformerConfig:
-    """Our config from the words of its config.json; what ours cannot be is an error that names it."""
+    """Our config from its config.json; an error names the first setting that ours cannot represent."""
     fixed = {"scale_embedding": True, "normalize_before": False, "normalize_embedding": False,
              "add_final_layer_norm": False}  # fmt: skip
     for name, wanted in fixed.items():

@@ -1,8 +1,7 @@
 """Transfer (Dosovitskiy et al., section 3.2): weights trained on other data, made ready for these.
 
-The head is removed and one of zeros for the new classes put in its place; positions are resampled to the
-size asked for. Inputs keep the mean and deviation of the pre-training: the first layer was learnt for
-those, and with others it would see darker or flatter pictures than it knows.
+The head is replaced by one of zeros for the new classes, and positions are resampled to the new size. Inputs are
+normalised with the mean and standard deviation of the pre-training, which the first layer was trained on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RATES = "dropout", "drop_path"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts from, and what was changed on the way here."""
+    """The weights that a run starts from, and the report on how they were read."""
 
     checkpoint: Checkpoint
     report: LoadReport
@@ -47,4 +46,4 @@ class Start:
 def open_start(path: str | Path, classes: int, fields: dict[str, Any], model: str | None) -> Start:
     """Weights of any known format or a run's best, for so many classes and with these fields of the config."""
     asked = {name: value for name, value in fields.items() if name not in RATES}
-    return Start(*open_weights(path, model, classes, new_head=True, **asked))
+    return Start(*open_weights(path, model, classes, new_head=True, inputs="image", **asked))

@@ -20,7 +20,13 @@ from regard.weights.family import Family, Written
 from regard.weights.files import Opened
 from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
-from regard.weights.vit_names import DINOV2, FORMATS, HF, HF_DINOV2, TIMM
+from regard.weights.others import reasons
+from regard.weights.timm_config import POOLS, stored_arguments, stored_pool
+from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM
+
+# width, depth, heads, mlp of published sizes that are not built by name here. g, G: Zhai et al. (2022), Table 2.
+# SoViT-400m: Alabdulmohsin et al. (2023).
+LARGER = {"g": (1408, 40, 16, 6144), "G": (1664, 48, 16, 8192), "So400m": (1152, 27, 16, 4304)}
 
 
 def read(
@@ -28,12 +34,16 @@ def read(
 ) -> tuple[dict[str, Tensor], ViTConfig]:
     """Our state dict and the config it fits, from another's tensors."""
     state, unknown = format.read(opened.tensors)
+    _fill_biases(state, notes)
     spare = [key for key in unknown if re.fullmatch(format.spare, format.respell(key))]
     differ = [f"{format.called(key)}: not in the file" for key in _needed(state) if key not in state]
     differ += [f"{key}: not in the model" for key in unknown if key not in spare]
     if differ:
-        raise mismatch(differ, opened.path)
+        raise mismatch(differ, opened.path, reasons(unknown))
     _require_axes(state, format, opened.path)
+    up, down = state["blocks.0.mlp.up.weight"], state["blocks.0.mlp.down.weight"]
+    if down.ndim == 2 and len(up) == 2 * down.shape[1]:
+        raise RunError("its MLP is gated (SwiGLU); ours is not", where=opened.path)
     for key in spare:
         notes.leave(key, opened.tensors[key])
     if "distilled" in state:  # the second token differs from a register only in having a position
@@ -44,6 +54,8 @@ def read(
             notes.assumed.append(
                 "the class token alone answers; DeiT averages that with the distillation token's answer"
             )
+    if format is TIMM:
+        _read_pool(state, opened, notes)
     config = _infer(state, opened, format, name, fields, notes)
     state["patches.project.weight"] = state["patches.project.weight"].flatten(1)
     _place_positions(state, config)
@@ -51,8 +63,31 @@ def read(
     return state, config
 
 
+def _fill_biases(state: dict[str, Tensor], notes: Notes) -> None:
+    """Where no block has biases of queries, keys and values, zeros are the same."""
+    weights = [key for key in state if re.fullmatch(r"blocks\.\d+\.attention\.qkv\.weight", key)]
+    biases = {key: key.replace("weight", "bias") for key in weights}
+    if weights and not any(bias in state for bias in biases.values()):
+        state.update({bias: torch.zeros(len(state[key])) for key, bias in biases.items() if state[key].ndim})
+        notes.changed.append("biases of queries, keys and values are zeros: the file has none")
+
+
+def _read_pool(state: dict[str, Tensor], opened: Opened, notes: Notes) -> None:
+    """What the head reads. A class token that it does not read is a register."""
+    pool = stored_pool(stored_arguments(opened.settings, opened.path), opened.path)
+    if pool is None:
+        reads = "class token" if "class_token" in state else "mean of the patches"
+        notes.assumed.append(f"the head reads the {reads}: the file does not say")
+    elif pool == "class" and "class_token" not in state:
+        raise mismatch(["cls_token: not in the file, though its pooling is 'token'"], opened.path)
+    elif pool == "mean" and "class_token" in state:
+        others = state.get("registers", torch.empty(0, len(state["norm.weight"])))
+        state["registers"] = torch.cat([state.pop("class_token"), others])
+        notes.changed.append("the class token is a register here: the head reads the mean of the patches")
+
+
 def _needed(state: Mapping[str, Tensor]) -> list[str]:
-    """What every ViT has, in as many blocks as there is anything of."""
+    """Names of the tensors that every ViT has, for the number of blocks in the file."""
     depth = 1 + max((int(key.split(".")[1]) for key in state if key.startswith("blocks.")), default=0)
     layers = ("norm1", "attention.qkv", "attention.out", "norm2", "mlp.up", "mlp.down")
     layers = ["patches.project", *(f"blocks.{n}.{layer}" for n in range(depth) for layer in layers), "norm"]
@@ -60,7 +95,7 @@ def _needed(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _require_axes(state: Mapping[str, Tensor], format: Format, where: Path) -> None:
-    """The tensors that sizes are read off have as many axes as they should, none empty, and rows of one width."""
+    """Check the tensors that give the sizes: number of axes, not empty, equal widths."""
     axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
             "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
     odd = [key for key, count in axes.items() if key in state and (state[key].ndim != count or not state[key].numel())]
@@ -85,12 +120,11 @@ def _infer(
     eps = settings.get("layer_norm_eps", format.eps)
     if "layer_norm_eps" not in settings and format is HF:
         notes.assumed.append(f"LayerNorm's eps is transformers' usual {format.eps:g}: no config.json beside it says")
-    grid = _grid(state, format, opened, patch, fields.get("size"))
     final = state.get("head.weight")
     return make(
         ViTConfig,
         {
-            "size": tuple(g * p for g, p in zip(grid, patch, strict=True)),
+            "size": _input_size(state, format, opened, patch, fields.get("size"), notes),
             "patch": patch,
             "channels": state["patches.root.weight"].shape[1] if hybrid else kernel.shape[1],
             "classes": 1000 if final is None else len(final),
@@ -113,6 +147,8 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
     """Read where the file or the config.json beside it says; else the name's; else those of a known size."""
     if "num_attention_heads" in opened.settings:
         return opened.settings["num_attention_heads"]
+    if "num_heads" in (stored := stored_arguments(opened.settings, opened.path)):
+        return stored["num_heads"]
     for key, tensor in opened.tensors.items():
         if key.endswith("/query/kernel") and tensor.ndim == 3:
             return tensor.shape[1]
@@ -121,7 +157,7 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
     if name in VARIANTS:
         return configure(name).heads
     width, mlp = len(state["norm.weight"]), len(state["blocks.0.mlp.up.weight"])
-    known = {size: heads for size, (w, _, heads, m) in SIZES.items() if (w, m) == (width, mlp)}
+    known = {size: heads for size, (w, _, heads, m) in (SIZES | LARGER).items() if (w, m) == (width, mlp)}
     if known:
         (size, heads), *others = known.items()  # of two such sizes the usual one stands first
         but = "".join(f" (ViT-{other} has {n}: give heads= or a name)" for other, n in others)
@@ -137,37 +173,51 @@ def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: d
     return width // 64
 
 
-def _grid(
-    state: dict[str, Tensor], format: Format, opened: Opened, patch: tuple[int, ...], size: Any
+def _input_size(
+    state: dict[str, Tensor], format: Format, opened: Opened, patch: tuple[int, ...], size: Any, notes: Notes
 ) -> tuple[int, ...]:
-    """How the patches of the position table lie: as the config.json says, else a square, else as `size` would have it.
+    """The input size whose patches the position table is for: the file's, else a square, else `size`.
 
-    Some tables have rows for the tokens before the patches and some have none, so that 16 rows may be 4 × 4 patches
-    or a class token and 3 × 5. What can be read in two ways is not guessed at.
+    Some tables have a row for the class token and some have none: 16 rows are 4 × 4 patches, or a class token and
+    3 × 5. Where a file could mean either, only `size` decides.
     """
-    rows, classed = len(state["positions.table"]), int("class_token" in state)
+    rows, prefixes = len(state["positions.table"]), _prefix_rows(state, format, opened)
+    squares = {n: math.isqrt(rows - n) for n in prefixes if rows > n and math.isqrt(rows - n) ** 2 == rows - n}
+    undecided = len(squares) > 1 or (format is TIMM and prefixes == [1, 0] and 0 in squares)
+
+    def fitting(wanted: Any) -> tuple[int, ...] | None:
+        sides = per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size") if wanted else None
+        return sides if sides and rows - math.prod(grid_of(sides, patch)) in prefixes else None
+
+    stored = fitting(opened.settings.get("image_size") or opened.timm_settings.get("input_size", ())[1:])
+    asked = fitting(size)
+    if stored or (asked and (undecided or not squares)):
+        return stored or asked or ()
+    do = "give size= (--size) as the model was trained; to use it at another size, first convert it to regard"
+    if not squares:
+        raise RunError(f"{rows} positions make no square", where=opened.path, do=do)
+    if undecided:
+        ways = [f"{side}×{side} patches and {n or 'no'} other tokens" for n, side in squares.items()]
+        ways += [f"{side - 1}×{side + 1} patches and a class token" for side in squares.values() if len(squares) == 1]
+        raise RunError(f"{rows} positions may be {' or '.join(ways)}", where=opened.path, do=do)
+    (side,) = squares.values()
+    if not format.square:
+        notes.assumed.append(f"positions are {side}×{side} patches: the file does not say")
+    return tuple(side * p for p in patch)
+
+
+def _prefix_rows(state: Mapping[str, Tensor], format: Format, opened: Opened) -> list[int]:
+    """Numbers of rows that the position table may have for tokens before the patches."""
+    classed = int("class_token" in state)
     counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
-    patches = [rows - n for n in dict.fromkeys(counts[kind] for kind in format.prefix) if rows > n]
-    said = opened.settings.get("image_size") or opened.timm_settings.get("input_size", ())[1:]
-    grids = [grid_of(per_axis(tuple(wanted) if isinstance(wanted, list) else wanted, 2, "size"), patch)
-             for wanted in (said, size) if wanted]  # fmt: skip
-    if said and math.prod(grids[0]) in patches:
-        return grids[0]
-    squares = [(math.isqrt(n),) * 2 for n in patches if math.isqrt(n) ** 2 == n]
-    if len(squares) == 1 and math.prod(squares[0]) == patches[0]:
-        return squares[0]
-    ways = dict.fromkeys([*squares, *(grid for grid in grids if math.prod(grid) in patches)])
-    if len(ways) == 1:
-        return next(iter(ways))
-    if not ways:
-        raise RunError(f"{rows} positions make no square", where=opened.path, do="give size= as the model was trained")
-    several = " or ".join("×".join(map(str, grid)) for grid in ways)
-    do = "give size= as the model was trained, or none; change the size of what `regard convert --to regard` writes"
-    raise RunError(f"{rows} positions may be of {several} patches", where=opened.path, do=do)
+    kinds = format.prefix
+    if format is GOOGLE and any(name.endswith("posembed_input/pos_embedding") for name in opened.tensors):
+        kinds = ("class",)  # only big_vision, which has another name for it, adds positions before the class token
+    return list(dict.fromkeys(counts[kind] for kind in kinds))
 
 
 def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
-    """One row for the class token and one a patch: others' rows are added to the tokens they are for."""
+    """Position rows for the class token and each patch; rows for registers are added to the registers themselves."""
     table, patches = state["positions.table"], math.prod(grid_of(config.size, config.patch))
     classed, prefix = int(config.pool == "class"), len(table) - patches
     if prefix > classed:
@@ -212,11 +262,18 @@ def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes:
 
 
 def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
-    """Our tensors as `to` names them, with what else its files say."""
+    """Our tensors in the names of `to`, and the settings its files hold."""
     target = _choose(config, to)
     tensors, notes = write_names(weights, config, target)
-    header = {"num_attention_heads": config.heads, "layer_norm_eps": config.eps}
-    return Written(tensors, header | _settings(config, target), header, notes)
+    header: dict[str, Any] = {
+        "num_attention_heads": config.heads,
+        "layer_norm_eps": config.eps,
+        "image_size": list(config.size),
+    }
+    settings = header | _settings(config, target)
+    if target is TIMM:
+        header["global_pool"] = {ours: theirs for theirs, ours in POOLS.items()}[config.pool]
+    return Written(tensors, settings, header, notes)
 
 
 def _choose(config: ViTConfig, to: str) -> Format:

@@ -75,7 +75,7 @@ TIMM = Format(
     ),
     sign=("patch_embed.proj.weight", "blocks.0.attn.proj.weight", "pos_embed"),
     spellings=(*_WRAPPED, (r"\.gamma_([12])$", r".ls\1.gamma")),
-    spare=r"head_dist\..*|mask_token|decoder_.*|(dino|ibot)_head\..*",
+    spare=r"head_dist\..*|mask_token|decoder_.*|(dino|ibot)_head\..*|head\.(mlp|last_layer)\d?\..*",
     prefix=("all", "none"),
     needs_class=False,
 )
@@ -83,9 +83,10 @@ TIMM = Format(
 DINOV2 = Format(
     "dinov2",
     (*_TIMM_STEM, Row("registers", "register_tokens", ROWS), *_TIMM_BLOCKS, *both("norm", "norm")),
-    sign=("patch_embed.proj.weight", "blocks.0.attn.proj.weight", "pos_embed", "mask_token"),
+    sign=("patch_embed.proj.weight", "blocks.0.attn.proj.weight", "pos_embed", "mask_token|register_tokens"),
+    absent=("decoder_embed.weight",),  # a masked autoencoder's
     spellings=(*_WRAPPED, (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")),
-    spare=r"mask_token|(dino|ibot)_head\..*",
+    spare=r"mask_token|(dino|ibot)_head\..*|head\.(mlp|last_layer)\d?\..*",
     square=True,
 )
 
@@ -156,7 +157,7 @@ HF = Format(
         (r"\.mlp\.fc1\.", ".intermediate.dense."),
         (r"\.mlp\.fc2\.", ".output.dense."),
     ),
-    spare=r"pooler\..*|distillation_classifier\..*|embeddings\.mask_token",
+    spare=r"pooler\..*|distillation_classifier\..*|embeddings\.mask_token|decoder\..*",
     eps=1e-12,
     statistics=HALF,
     prefix=("all",),

@@ -11,11 +11,12 @@ import torch
 import regard
 from regard.errors import RunError
 from regard.explain import record_words
+from regard.networks.transformer.network import Transformer
 from regard.tasks.translation.evaluation import make_search
-from regard.weights import average
+from regard.weights import average, save_marian
 from tests.conftest import SMALL_TRANSLATOR, write_pairs
 from tests.data.text.test_marian import ENGLISH, GERMAN, folder  # noqa: F401
-from tests.loading import load_translator
+from tests.loading import create_translator, load_translator
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
@@ -55,6 +56,49 @@ def test_a_stored_opus_mt_model_translates_as_transformers_does(folder, tmp_path
         assert mine[: len(wanted)] == wanted[: len(mine)]  # where one may be longer, up to there
         compared += len(wanted)
     assert compared > 100
+
+
+@pytest.fixture
+def opus(folder, tmp_path):  # noqa: F811
+    """A folder as an Opus-MT model has it, with random weights."""
+    pieces = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    model = create_translator(
+        "transformer_nano",
+        vocabulary=len(pieces),
+        width=16,
+        depth=1,
+        heads=2,
+        mlp=16,
+        padding=len(pieces) - 1,
+        start=len(pieces) - 1,
+        end=0,
+        positions="halves",
+        eps=1e-5,
+        output_bias=True,
+    )
+    assert isinstance(model, Transformer)
+    save_marian(model, tmp_path / "opus")
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        shutil.copy(folder / name, tmp_path / "opus")
+    return tmp_path / "opus"
+
+
+def test_commands_on_an_opus_mt_folder(opus, pairs_folder, translation_run, tmp_path, cli):
+    code, _, error = cli("explain", opus, "Two men", "--out", tmp_path / "words.png")
+    assert code == 0, error
+    code, _, error = cli("eval", opus, pairs_folder, "--split", "test")
+    assert (code, "give --source and --target" in error) == (2, True)
+    code, said, error = cli(
+        "eval", opus, pairs_folder, "--split", "test", "--source", "en", "--target", "de", "--beam-size", 1
+    )
+    assert code == 0, error
+    assert "bleu" in said
+    (opus / "tokenizer_config.json").write_text('{"source_lang": "en", "target_lang": "de"}')
+    assert load_translator(opus).languages == ("en", "de")
+    for words in (("compare", opus, translation_run.path), ("compare", translation_run.path, opus), ("report", opus)):
+        code, _, error = cli(*words)
+        assert code == 2, words
+        assert "the folder holds weights of marian, not a run" in error
 
 
 def test_the_mean_of_the_last_epochs_is_a_translator_too(tmp_path):

@@ -1,4 +1,4 @@
-"""What makes a masked autoencoder of a Vision Transformer. Free of torch."""
+"""Settings of the masked autoencoder. Free of torch."""
 
 from __future__ import annotations
 

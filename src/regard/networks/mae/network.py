@@ -31,7 +31,7 @@ class MAEOutput(NamedTuple):
 
 
 class MaskedAutoencoder(Network):
-    """A ViT sees some patches of an image; a small decoder, thrown away afterwards, fills in the others.
+    """A ViT encodes the visible patches of an image; a small decoder, discarded after training, predicts the others.
 
     >>> from regard.networks.vit.config import configure
     >>> model = MaskedAutoencoder(ViT(configure("vit_nano")), MAEConfig(decoder_width=32, decoder_heads=2))

@@ -1,4 +1,4 @@
-"""A fully connected network on flattened pixels: the baseline that knows nothing of where pixels are."""
+"""A fully connected network on flattened pixels: the baseline without any notion of where pixels are."""
 
 import math
 from typing import Any

@@ -51,7 +51,12 @@ class Classifier(ImagePredictor):
     """What `regard.load` gives for a classifier."""
 
     def require_answers(self) -> None:
-        """Refuse to answer where there is one answer only, such as a pre-trained network's that has no head."""
+        """Refuse to answer without a trained head or with one class only."""
+        if self.headless:
+            raise ConfigError(
+                "the weights have no trained head: every class would be equally likely",
+                do="measure its features by `regard probe`, or fine-tune it by `regard train DATA --from`",
+            )
         if len(self.classes) < 2:
             raise ConfigError(
                 "the network tells no classes apart: there is nothing to predict",

@@ -63,14 +63,20 @@ class Translator:
         """By beam size, length penalty and number of translations: what they have recorded serves later sentences."""
 
     @staticmethod
-    def open(path: str | Path, device: torch.device, average: int = 0) -> Translator:
+    def open(
+        path: str | Path,
+        device: torch.device,
+        average: int = 0,
+        languages: tuple[str | None, str | None] = (None, None),
+    ) -> Translator:
         """From a run folder, a checkpoint in one, or a folder with an Opus-MT model.
 
-        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
+        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`). `languages`
+        are the names of source and target, where the files do not say them.
         """
         (checkpoint, report), file = open_weights(path), find_file(path)
-        languages = checkpoint.details.get("languages")
-        if not isinstance(languages, list) or len(languages) != 2 or not all(isinstance(n, str) for n in languages):
+        stored = checkpoint.details.get("languages")
+        if not isinstance(stored, list) or len(stored) != 2 or not all(isinstance(n, str) for n in stored):
             raise RunError("the checkpoint is damaged: it names no languages", where=file)
         model = checkpoint.build()
         if report.format == "marian":
@@ -79,10 +85,11 @@ class Translator:
             tokenizers = _tokenizers(file.parent.parent / TOKENIZERS, model)
         if average:
             model.load_state_dict(_latest(path, average))
-        return Translator(model, tokenizers, (languages[0], languages[1]), device, _run_options(path))
+        source, target = (given or own for given, own in zip(languages, stored, strict=True))
+        return Translator(model, tokenizers, (source, target), device, _run_options(path))
 
     def __repr__(self) -> str:
-        source, target = self.languages
+        source, target = (name or "unknown" for name in self.languages)
         return f"Translator({type(self.model).__name__}, {source} to {target}, {self.tokenizers.target.size:,} tokens)"
 
     def require_answers(self) -> None:
@@ -90,7 +97,18 @@ class Translator:
 
     def data_settings(self, data: str | Path) -> dict[str, Any]:
         """The languages that the model translates from and to, whatever the order of columns or names of files."""
-        return {} if self.languages == UNKNOWN else dict(zip(UNKNOWN, self.languages, strict=True))
+        if self.knows_languages:
+            return dict(zip(UNKNOWN, self.languages, strict=True))
+        if Path(data).expanduser().is_dir():
+            raise ConfigError(
+                "the weights do not say which languages they translate",
+                do="give --source and --target as the files of the data end, such as --source en --target de",
+            )
+        return {}
+
+    @property
+    def knows_languages(self) -> bool:
+        return all(self.languages) and self.languages != UNKNOWN
 
     def search_settings(self, beam_size: int | None, length_penalty: float | None) -> tuple[int, float]:
         """Those that are asked for; where nothing is, the run's."""

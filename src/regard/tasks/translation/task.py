@@ -24,7 +24,7 @@ from regard.task import Task as BaseTask
 from regard.tasks.translation.evaluation import TranslationEvaluation, evaluate_translator, likelihoods
 from regard.tasks.translation.loss import NextWord
 from regard.tasks.translation.page import WORDS, page
-from regard.tasks.translation.predictor import TOKENIZERS, UNKNOWN, Translator
+from regard.tasks.translation.predictor import TOKENIZERS, Translator
 from regard.tasks.translation.settings import LARGE, Config, EvalOptions, LoadOptions, SearchOptions
 from regard.training import ALONE, World
 from regard.weights import Checkpoint, Run
@@ -189,7 +189,7 @@ class Task(BaseTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Translator:
-        return Translator.open(path, device, options.average)
+        return Translator.open(path, device, options.average, (options.source, options.target))
 
     @classmethod
     def evaluate_on(
@@ -219,7 +219,7 @@ def _evaluate(
     translator: Translator, corpus: TextDataset, index: list[int], loader: TextLoader, options: SearchOptions, tick: Any
 ) -> TranslationEvaluation:
     beams, penalty = translator.search_settings(options.beam_size, options.length_penalty)
-    language = corpus.target if translator.languages == UNKNOWN else translator.languages[1]
+    language = translator.languages[1] if translator.knows_languages else corpus.target
     return evaluate_translator(
         translator.model, translator.tokenizers, loader, [corpus.key(n) for n in index],
         [corpus.sources[n] for n in index], [corpus.targets[n] for n in index], translator.device,
