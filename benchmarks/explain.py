@@ -44,7 +44,7 @@ ABOUT = {
         "the network, 32 times forward and back",
         "captum: `test_integrated_gradients_against_captum_and_completeness`",
     ),
-    "occlusion": ("the network, once a token", "captum: `test_occlusion_against_captum`"),
+    "occlusion": ("the network, once per token", "captum: `test_occlusion_against_captum`"),
 }
 
 
@@ -95,9 +95,9 @@ def measure(predictor: Any, pictures: list[Any], masks: Any, method: str) -> dic
     return (where if located else {}) | {
         "insertion − deletion": mean(e.scores.gain for e in found),
         "random maps beaten": f"{np.mean([e.scores.beaten for e in found]):.0%}",
-        "likeness": mean(e.random_correlation for e in found),
+        "rank correlation": mean(e.random_correlation for e in found),
         "badges": f"{np.mean([e.badge is not None for e in found]):.0%}",
-        "ms a map": f"{1e3 * seconds(predictor, pictures[:9], method):.0f}",
+        "ms per map": f"{1e3 * seconds(predictor, pictures[:9], method):.0f}",
     }
 
 
@@ -108,16 +108,16 @@ def table(rows: dict[str, dict[str, str]]) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    about = {name: {"reads": reads, "held to": exact} for name, (reads, exact) in ABOUT.items()}
+    about = {name: {"reads": reads, "tested by": exact} for name, (reads, exact) in ABOUT.items()}
     parts = [
         "# Methods and checks",
-        "Seven ways to explain a prediction, each held to hand arithmetic or to an implementation that is not ours:",
+        "Seven methods explain a prediction. Each is tested against hand arithmetic or an independent implementation:",
         table(about),
-        f"What follows was measured by `python benchmarks/explain.py` on {results['machine']}: {results['images']} "
-        "pictures a table, mean and standard error.",
+        f"The tables were measured by `python benchmarks/explain.py` on {results['machine']}: {results['images']} "
+        "pictures per table, mean ± standard error.",
         "## Planted causes",
-        f"Pictures whose label has one known cause, among decoys. It covers {results['chance']} of the picture: a map "
-        "that knows nothing has that share of itself, and as often its peak, inside.",
+        f"Pictures whose label has one known cause, among decoys. The cause covers {results['chance']} of the picture. "
+        "A random map has the same share of its sum inside, and its peak is inside equally often.",
         table(results["planted"]),
     ]
     if "cifar" in results:
@@ -129,11 +129,12 @@ def page(results: dict[str, Any]) -> str:
             *([results["note"]] if "note" in results else []),
         ]
     parts.append(
-        "**Insertion − deletion** (`scores.gain`) is zero for a map that knows nothing, and such a map beats half "
-        "of the **random maps**. **Likeness** is the rank correlation with the map of the same network with random "
-        "weights; a **badge** marks maps above 0.5, which show the picture and not the network. **ms a map** is "
-        "the map alone; its checks cost one to three hundred forward passes more. Which method is best depends on "
-        "the network: read the scores of the map at hand."
+        "- **Insertion − deletion** (`scores.gain`) is zero on average for a random map. A random map beats half of "
+        "the **random maps**.\n"
+        "- **Rank correlation** compares with the map of the same network with random weights. A **badge** marks "
+        "maps above 0.5, which show the picture and not the network.\n"
+        "- **ms per map** is the time of the map alone. Its checks cost one to three hundred forward passes more.\n"
+        "- Which method is best depends on the network: read the scores of the map at hand."
     )
     return "\n\n".join(parts) + "\n"
 
