@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
-from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
+from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, KeyValueCache, MultiHeadAttention, WordPositions
 
 
 class Transformer(Translator):
@@ -83,7 +83,7 @@ class Transformer(Translator):
         return self.decoder_norm(words)
 
     def begin(self, memory: Memory, beams: int, length: int) -> State:
-        source = [part for block in self.decoder for part in block.cross.remember(memory.words)]  # pyright: ignore
+        source = [part for block in self.decoder for part in block.cross.project_keys_values(memory.words)]  # pyright: ignore
         # Of the size and kind that keys and values are, which autocast decides.
         room = (len(memory.words), length, beams, self.config.heads)
         past = [part.new_zeros(*room, part.shape[-1]) for part in source]
@@ -100,13 +100,13 @@ class Transformer(Translator):
         writer.index_copy_(0, state.at.view(1), beams.repeat(1, len(words)))
         count = state.filled()
         wrote = writer[: None if count is None else count + 1].unflatten(1, (len(words), len(beams)))  # (T, B, K)
-        own = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
+        beam_mask = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
         if count is None:
-            own &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
-        own = own.flatten(2)[:, None]
+            beam_mask &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
+        beam_mask = beam_mask.flatten(2)[:, None]
         for n, block in enumerate(self.decoder):
             two = slice(2 * n, 2 * n + 2)
-            x = block.step(x, Past(*past[two], *source[two]), state.at, own, mask)  # pyright: ignore[reportCallIssue]
+            x = block.step(x, KeyValueCache(*past[two], *source[two]), state.at, beam_mask, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.decoder_norm(x)
 
