@@ -1,4 +1,4 @@
-"""What a dataset is in any format: classes, samples, and a way to read one."""
+"""A dataset in any format: classes, samples, and a function that reads a sample."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 
 @dataclass(frozen=True)
 class Sample:
-    """One labelled image: its name within the source, and what the source says of it."""
+    """One labelled image: its name within the source, label, split and group."""
 
     key: str
     label: int
     split: str | None = None
     group: str | None = None
-    """Such as a patient; a group is never separated by a split."""
+    """Such as a patient; a group is never divided between splits."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: classes, samples, and how to read one. `why` says how its format was recognised."""
+    """A dataset: classes, samples, and a reader. `why` says how its format was recognised."""
 
     name: str
     kind: str
@@ -60,14 +60,14 @@ class Source:
     samples: tuple[Sample, ...]
     reader: Callable[[int], tuple[Tensor, str]] = field(repr=False)
     ignored: tuple[str, ...] = ()
-    """Files that lie there but are no part of it: other formats, images that belong to no class."""
+    """Files that are not part of it: other formats, images without a class."""
     labelled: bool = True
-    """If not, all samples are of one class that means nothing."""
+    """If false, all samples have the same meaningless class."""
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
-    """Of a table: its other columns, one text per sample."""
+    """All columns of a table, one text per sample."""
 
     def read(self, index: int) -> tuple[Tensor, str]:
-        """The pixels (channels, *size) of one sample and the mode they were stored in."""
+        """The pixels (channels, *size) of one sample and the mode of the file."""
         return self.reader(index)
 
     def without_labels(self) -> Source:
