@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regard.errors import ConfigError
 
@@ -108,108 +107,45 @@ def fitting_window(old: tuple[int, ...], size: tuple[int, ...]) -> tuple[tuple[i
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a network's input came from in its file.
+    """The position of a network's input on its file: a `window`, (start, length) per axis, resized to `input_size`.
 
-    `affine` is a homogeneous matrix from input index to file index. Like a NIfTI affine it speaks of the centres of
-    pixels: index 0 is the centre of the first. Boxes are edges, starts and then stops: pixel 0 is from 0 to 1.
-
-    >>> frame = Frame.fitted((480, 640), (224, 224))
-    >>> frame.boxes_to_file((0, 0, 224, 224)).round(3).tolist()
-    [0.0, 80.0, 480.0, 560.0]
+    >>> Frame.fitted((480, 640), (224, 224)).window
+    ((0, 480), (80, 480))
     """
 
     file_size: tuple[int, ...]
     input_size: tuple[int, ...]
-    affine: tuple[tuple[float, ...], ...]
-
-    @classmethod
-    def window(cls, size: tuple[int, ...], window: tuple[tuple[float, float], ...], new: tuple[int, ...]) -> Frame:
-        """A window, (start, length) on each axis, scaled to the size `new`; a negative start is padding."""
-        scales = [length / side for (_, length), side in zip(window, new, strict=True)]
-        rows = []
-        for axis, ((start, _), scale) in enumerate(zip(window, scales, strict=True)):
-            row = [0.0] * (len(size) + 1)
-            row[axis], row[-1] = scale, start + (scale - 1) / 2
-            rows.append(tuple(row))
-        return cls(tuple(size), tuple(new), (*rows, (*[0.0] * len(size), 1.0)))
+    window: tuple[tuple[int, int], ...]
 
     @classmethod
     def fitted(cls, size: tuple[int, ...], new: tuple[int, ...]) -> Frame:
-        """That of `data.fit`: the centred part with the proportions of `new`, scaled to it."""
-        return cls.window(size, fitting_window(size, new), new)
-
-    def then(self, later: Frame) -> Frame:
-        """This frame and one made from its input."""
-        if later.file_size != self.input_size:
-            raise ConfigError(f"a frame of {later.file_size} does not follow one that ends in {self.input_size}")
-        import numpy as np
-
-        affine = np.array(self.affine) @ np.array(later.affine)
-        return Frame(self.file_size, later.input_size, tuple(tuple(row) for row in affine.tolist()))
-
-    def to_file(self, points: Any) -> np.ndarray:
-        """Points (..., axes) of the input, as indices of the file."""
-        return _moved(points, self.affine)
-
-    def to_input(self, points: Any) -> np.ndarray:
-        """Points (..., axes) of the file, as indices of the input."""
-        return _moved(points, self._inverse())
-
-    def boxes_to_file(self, boxes: Any) -> np.ndarray:
-        """Boxes (..., 2 axes) of the input on the file, clipped to it."""
-        return _boxes(boxes, self.affine, self.file_size)
-
-    def box_to_input(self, box: Any) -> np.ndarray:
-        """The same from file to input; a box in what was cut off has a stop that is not above its start."""
-        return _boxes(box, self._inverse(), self.input_size)
+        """The frame of `data.fit`: the centred part with the proportions of `new`, resized to `new`."""
+        return cls(tuple(size), tuple(new), fitting_window(size, new))
 
     def mask_to_input(self, mask: Tensor) -> Tensor:
-        """Of each input pixel, the share that a mask of the file's size covers."""
-        return _resampled(mask, self.affine, self.input_size)
-
-    def map_to_file(self, field: Tensor) -> Tensor:
-        """A map of the input (*input_size) on the file's pixels, zero where the network saw nothing."""
-        return _resampled(field, self._inverse(), self.file_size)
-
-    def _inverse(self) -> Any:
+        """The share of each input pixel that a mask of the file's size covers."""
         import numpy as np
 
-        return np.linalg.inv(np.array(self.affine))
+        sides = zip(self.window, self.input_size, strict=True)
+        return _resampled(mask, [start + np.arange(side + 1) * length / side for (start, length), side in sides])
+
+    def map_to_file(self, field: Tensor) -> Tensor:
+        """A map of the input (*input_size) on the file's pixels, zero outside of the window."""
+        import numpy as np
+
+        sides = zip(self.window, self.input_size, self.file_size, strict=True)
+        return _resampled(field, [(np.arange(n + 1) - start) * side / length for (start, length), side, n in sides])
 
 
-def _moved(points: Any, affine: Any) -> np.ndarray:
-    import numpy as np
-
-    matrix = np.asarray(affine)
-    return np.asarray(points, float) @ matrix[:-1, :-1].T + matrix[:-1, -1]
-
-
-def _boxes(boxes: Any, affine: Any, size: tuple[int, ...]) -> np.ndarray:
-    """What surrounds the moved corners: a rotation or a flip leaves a box."""
-    import numpy as np
-
-    edges = np.asarray(boxes, float).reshape(*np.shape(boxes)[:-1], 2, len(size))
-    corners = [
-        np.stack([edges[..., side, axis] for axis, side in enumerate(sides)], -1)
-        for sides in itertools.product((0, 1), repeat=len(size))
-    ]
-    moved = _moved(np.stack(corners) - 0.5, affine) + 0.5
-    return np.concatenate([np.clip(moved.min(0), 0, size), np.clip(moved.max(0), 0, size)], -1)
-
-
-def _resampled(field: Tensor, affine: Any, size: tuple[int, ...]) -> Tensor:
-    """The mean of `field` over what each pixel of the new grid covers; outside of it is zero."""
+def _resampled(field: Tensor, edges: list[np.ndarray]) -> Tensor:
+    """The mean of `field` over each pixel of a new grid, whose `edges` are given per axis; zero outside of `field`."""
     import numpy as np
     import torch
 
-    matrix = np.asarray(affine)
-    if np.count_nonzero(matrix[:-1, :-1] - np.diag(np.diag(matrix)[:-1])):
-        raise ConfigError("masks and maps are not resampled through a rotation yet")
     field = field.double()
-    for axis, side in enumerate(size):
-        scale, offset = matrix[axis, axis], matrix[axis, -1]
-        ends = np.round(scale * (np.arange(side)[:, None] + np.array([-0.5, 0.5])) + offset + 0.5, 9)
-        low, high = ends.min(1, keepdims=True), ends.max(1, keepdims=True)
+    for ends in edges:
+        ends = np.round(ends, 9)[:, None]
+        low, high = ends[:-1], ends[1:]
         pixels = np.arange(field.shape[0])
         covered = np.clip(np.minimum(high, pixels + 1) - np.maximum(low, pixels), 0, None) / (high - low)
         field = field.movedim(0, -1) @ torch.from_numpy(covered.T)  # once for each axis: their order is as before
