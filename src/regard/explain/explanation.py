@@ -1,4 +1,4 @@
-"""One explained prediction: its map, the checks that say whether to believe it, and its figure."""
+"""An explained prediction: its map, the checks of the map, and its figure."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from regard.nn import MultiHeadAttention
 
 
 class Predicted(Protocol):
-    """What is explained: `str` of it is shown."""
+    """A prediction; `str` of it is shown in figures."""
 
     @property
     def name(self) -> str: ...
 
     def named(self, name: str) -> Any:
-        """The same, of a sample with another name."""
+        """The same prediction with another sample name."""
         ...
 
     def is_right(self, label: str) -> bool | None:
-        """Whether it is the true label; None where nothing is simply right or wrong."""
+        """Whether it is the true label; None if predictions are not simply right or wrong."""
         ...
 
 
 class Method(NamedTuple):
-    """`reads` says what the function is given: a tape of attention, one with gradients, or the case itself."""
+    """`reads` is the input of the function: a tape of attention, a tape with gradients, or the case itself."""
 
     function: Callable[..., Tensor]
     reads: Literal["attention", "gradients", "model"]
     options: tuple[str, ...] = ()
 
     def __call__(self, case: Case, **options: Any) -> Tensor:
-        """One value for each placed token: (places,)."""
+        """One value per patch token: (places,)."""
         if self.reads == "model":
             values = self.function(case, **options)
         else:
@@ -62,57 +62,57 @@ METHODS: dict[str, Method] = {
     "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
 DEFAULT = "integrated_gradients"
-"""The most faithful on every set tried (docs/methods.md)."""
+"""The most faithful on every data set tried (docs/methods.md)."""
 REPORTED = ("rollout", "integrated_gradients")
-"""What a report shows: where the network looked (the ViT paper's Figure 6), and what decided."""
+"""Methods shown in a report: attention (the ViT paper's Figure 6), and attribution."""
 WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
-"""What any network can be asked; one whose tokens stand somewhere has a Grad-CAM too."""
+"""Methods for any network; networks whose tokens have positions on the input also have Grad-CAM."""
 
 
 class Location(NamedTuple):
-    """How a map overlaps a region known to matter."""
+    """Overlap of a map with a region that is known to matter."""
 
     share: float
-    """Of the map, how much lies inside."""
+    """Share of the map inside the region."""
     pointing: bool
-    """The pointing game: whether the map's peak lies inside."""
+    """The pointing game: whether the map's peak is inside the region."""
     area: float
-    """Of the picture, how much the region is: what a map that knows nothing scores."""
+    """Share of the picture that the region covers: the expected score of an uninformative map."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`map` (*size) sums to one over the input, or is zero where nothing supports the target.
+    """`map` (*size) sums to one over the input, or is all zeros if nothing supports the target.
 
-    `scores` and `random_correlation` say whether to believe it.
+    `scores` and `random_correlation` tell whether to trust it.
     """
 
     map: Tensor
     """Evidence for the target; evidence against it (a negative value) is zero here."""
     tokens: Tensor
-    """One value per placed token."""
+    """One value per patch token."""
     method: str
     options: dict[str, Any]
     target: str
     prediction: Predicted
     scores: Faithfulness
     random_correlation: float
-    """Rank correlation with the maps of the same model with random weights: near zero for a map of the model."""
+    """Rank correlation with the maps of the same model with random weights; should be near zero."""
     picture: Tensor
-    """What the network saw: (channels, *size) in 0..1."""
+    """The network's input before normalisation: (channels, *size) in 0..1."""
     where: TokenMap
     mask: Tensor | None = None
-    """Where the cause is known to lie, (*size), if that was given."""
+    """The region of the known cause, (*size), if given."""
     location: Location | None = None
-    """How the map lies to it."""
+    """Overlap of the map with the mask."""
     label: str | None = None
-    """The true class, where it is known."""
+    """The true class, if known."""
     frame: Frame | None = None
-    """Where the input lies in its file."""
+    """Position of the input on its file."""
 
     @property
     def badge(self) -> str | None:
-        """A warning, if the map hardly depends on what the model has learnt."""
+        """A warning if the map hardly depends on the model's weights."""
         if self.random_correlation <= MAX_CORRELATION:
             return None
         return "fails the randomisation check: much the same with random weights, so not about the model"
@@ -124,14 +124,14 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """In words, whether to believe the map."""
+        """One sentence: whether to trust the map."""
         if self.tokens.max() == self.tokens.min():
             return "the map is the same everywhere and says nothing"
         return self.scores.verdict if self.badge is None else f"{self.scores.verdict}; {self.badge}"
 
     @property
     def file_map(self) -> Tensor:
-        """The map on the file's own pixels; zero where the network saw nothing."""
+        """The map on the file's pixels; zero outside of the network's input."""
         if self.frame is None:
             raise ConfigError("where this input lies in a file is not known")
         return self.frame.map_to_file(self.map)
@@ -141,7 +141,7 @@ class Explanation:
         return draw([self], Path(path))
 
     def about(self, name: str, label: str | None = None) -> Explanation:
-        """The same, with the sample's name and its true class."""
+        """The same explanation with the sample's name and true class."""
         return replace(self, prediction=self.prediction.named(name), label=label)
 
     def to_json(self) -> dict[str, Any]:
@@ -182,12 +182,12 @@ def sensible(model: Network) -> tuple[str, ...]:
 
 
 def reported(model: Network) -> tuple[str, ...]:
-    """What a report shows for a network: where it looked, as far as it can say so, and what decided."""
+    """The methods that a report shows for a network."""
     return REPORTED if attends(model) else sensible(model)[:2]
 
 
 def check_method(method: str, options: dict[str, Any], model: Network | None = None) -> None:
-    """Refuse a method that does not exist, an option it does not take, or a model it makes no sense for."""
+    """Refuse an unknown method, an unknown option, or a model that the method cannot explain."""
     if method not in METHODS:
         raise ConfigError(f"there is no method called {method!r}", do=did_you_mean(method, METHODS))
     for name in options:
@@ -224,9 +224,9 @@ def explain(
 ) -> Explanation:
     """Explain one prepared input x (1, C, *size).
 
-    `score` gives the number that is explained, (B,), of the network's output; `answer` what the checks watch, such as
-    the probability of `target`. `mask` (*size) is true where the cause is known to lie; `frame` is where the input lies
-    in its file. `twins` are the model with random weights, made here if not given.
+    `score` computes the explained number (B,) from the network's output. `answer` computes the number for the checks,
+    such as the probability of `target`. `mask` (*size) is true in the region of the known cause. `frame` is the
+    position of the input on its file. `twins` are copies of the model with random weights, made here if not given.
     """
     check_method(method, options, model)
     model.eval()
@@ -257,7 +257,7 @@ def explain(
 
 
 def locate(painted: Tensor, mask: Tensor) -> Location:
-    """How much of a map (*size), and whether its peak, lies where `mask` (*size) is true."""
+    """Share of a map (*size) inside `mask` (*size), and whether its peak is inside."""
     share = float(painted[mask].sum() / painted.sum().clamp_min(1e-30))
     pointing = bool(painted.max() > painted.min() and mask.flatten()[painted.argmax()])
     return Location(share, pointing, float(mask.float().mean()))
