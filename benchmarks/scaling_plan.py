@@ -180,25 +180,25 @@ def table() -> str:
         return f"{value / 1e9:.1f}"
 
     names = [f"{p.model.name}, {p.shard}" for p in PLANS]
-    lines = [row("model, GPUs a copy", names), "|---" * (len(PLANS) + 1) + "|"]
+    lines = [row("model, GPUs per copy", names), "|---" * (len(PLANS) + 1) + "|"]
     lines += [
         row("parameters, millions", [f"{p.model.parameters / 1e6:,.0f}" for p in PLANS]),
-        row("images a GPU × pieces", [f"{p.batch // p.pieces} × {p.pieces}" for p in PLANS]),
+        row("images per GPU × micro-batches", [f"{p.batch // p.pieces} × {p.pieces}" for p in PLANS]),
         row("batch", [f"{p.batch * GPUS:,}" for p in PLANS]),
         row("checkpointing", ["yes" if p.again else "no" for p in PLANS]),
         row("weights, gradients, Adam, average, GB", [giga(p.state()) for p in PLANS]),
         row("gathered blocks, GB", [giga(p.gathered()) for p in PLANS]),
         row("activations, GB", [giga(p.activations()) for p in PLANS]),
-        row("memory in all, GB", [giga(p.memory()) for p in PLANS]),
-        row("over NVLink a step, GB", [giga(p.inside()) for p in PLANS]),
-        row("takes, s", [f"{p.inside() / NVLINK / REACHED:.3f}" for p in PLANS]),
-        row("over InfiniBand a step, GB", [giga(p.outside()) for p in PLANS]),
-        row("takes, s", [f"{p.outside() / NETWORK / REACHED:.3f}" for p in PLANS]),
-        row("hops between nodes, s", [f"{p.waiting():.3f}" for p in PLANS]),
-        row("computing, s", [f"{p.computing():.3f}" for p in PLANS]),
-        row("a step, s", [f"{p.seconds():.3f}" for p in PLANS]),
+        row("total memory, GB", [giga(p.memory()) for p in PLANS]),
+        row("over NVLink per step, GB", [giga(p.inside()) for p in PLANS]),
+        row("its time, s", [f"{p.inside() / NVLINK / REACHED:.3f}" for p in PLANS]),
+        row("over InfiniBand per step, GB", [giga(p.outside()) for p in PLANS]),
+        row("its time, s", [f"{p.outside() / NETWORK / REACHED:.3f}" for p in PLANS]),
+        row("latency between nodes, s", [f"{p.waiting():.3f}" for p in PLANS]),
+        row("computation, s", [f"{p.computing():.3f}" for p in PLANS]),
+        row("step, s", [f"{p.seconds():.3f}" for p in PLANS]),
         row("share of peak (MFU)", [f"{p.share():.0%}" for p in PLANS]),
-        row("images a second and GPU", [f"{p.batch / p.seconds():,.0f}" for p in PLANS]),
+        row("images per second and GPU", [f"{p.batch / p.seconds():,.0f}" for p in PLANS]),
         row("saving, s", [f"{p.saving():.1f}" for p in PLANS]),
         row("save every, minutes", [f"{p.interval() / 60:.0f}" for p in PLANS]),
         row("lost to saving and failures", [f"{p.lost():.1%}" for p in PLANS]),
@@ -213,8 +213,8 @@ def figures() -> str:
         f"operations / {PEAK / 1e12:.0f} TFLOP/s = {alone():.0%}",
         f"- time between failures: {DAYS} days × {FAILING_GPUS:,} / {FAILURES} / {GPUS:,} = "
         f"{between_failures() / 3600:.1f} hours",
-        f"- tokens a GPU for gathering to hide: {enough_tokens(NVLINK, 7 / 8):,.0f} over NVLink, "
-        f"{enough_tokens(NETWORK, 1 / 8):,.0f} over InfiniBand (an image is {HUGE.tokens})",
+        f"- tokens per GPU at which gathering overlaps computing: {enough_tokens(NVLINK, 7 / 8):,.0f} over NVLink, "
+        f"{enough_tokens(NETWORK, 1 / 8):,.0f} over InfiniBand (an image has {HUGE.tokens})",
     ])  # fmt: skip
 
 

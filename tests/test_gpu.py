@@ -227,14 +227,14 @@ def test_a_run_stopped_on_the_gpu_resumes_to_the_same_end(tmp_path, monkeypatch)
         "quiet": True,
     }
     whole = regard.train(tmp_path / "data", out=tmp_path / "whole", **settings)
-    pause = Training._pause
+    pause = Training._save_if_due
 
     def asked_to_stop(training):
         if training.history.updates == 17:
             training.stop.wanted = signal.SIGTERM
         pause(training)
 
-    monkeypatch.setattr(Training, "_pause", asked_to_stop)
+    monkeypatch.setattr(Training, "_save_if_due", asked_to_stop)
     with pytest.raises(SystemExit):
         regard.train(tmp_path / "data", out=tmp_path / "stopped", **settings)
     monkeypatch.undo()

@@ -256,13 +256,13 @@ def test_the_order_of_colour_changes_matters_and_is_each_sample_s_own():
 def test_the_strength_of_randaugment_is_the_share_of_its_range():
     u = torch.tensor([[3.5 / 14, 0.0, 0.9, 0.5 / 14, 0.0, 0.0]])  # turn to the right, then nothing
     x = torch.rand(1, 3, 16, 16)
-    turned = _warp(x, _theta(x, turn=torch.deg2rad(torch.tensor([15.0])))).clamp(0, 1)
+    turned = _warp(x, _theta(x, rotation=torch.deg2rad(torch.tensor([15.0])))).clamp(0, 1)
     torch.testing.assert_close(vary(x, u, "rand", 0.5), turned)
     assert torch.equal(vary(x, u, "rand", 0.0), _warp(x, _theta(x)).clamp(0, 1))
 
 
 def test_turning_a_rectangle_by_90_degrees_moves_pixels_without_distortion():
     x = torch.rand(1, 1, 8, 16)
-    turned = _warp(x, _theta(x, turn=torch.tensor(np.pi / 2, dtype=torch.float32)))
+    turned = _warp(x, _theta(x, rotation=torch.tensor(np.pi / 2, dtype=torch.float32)))
     expected = x[..., 4:12].rot90(1, (2, 3))
     torch.testing.assert_close(turned[..., 4:12], expected, atol=1e-4, rtol=0)

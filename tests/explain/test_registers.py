@@ -133,7 +133,7 @@ def test_wrong_requests_are_named():
         with_test_time_registers(planted(), [RegisterNeuron(0, 0, 1.0)], count=0)
 
 
-def test_a_lean_pass_with_registers_answers_the_same():
+def test_class_token_only_with_registers_gives_the_same_logits():
     """The last block then computes the class token alone, whose activity is never moved."""
     model = regard.create("vit_nano", classes=3, size=16).eval()
     torch.nn.init.normal_(model.head.weight)

@@ -119,11 +119,11 @@ def recomputing(model: Translator) -> Translator:
         return State(torch.tensor(0), (words,), (memory.words, memory.mask, *last))
 
     def step(words: Tensor, state: State) -> Tensor:
-        state.kept[0][state.at] = words.flatten()
+        state.per_beam[0][state.at] = words.flatten()
         state.at.add_(1)
-        source, mask, *last = (t.repeat_interleave(words.shape[1], dim=0) for t in state.fixed)
+        source, mask, *last = (t.repeat_interleave(words.shape[1], dim=0) for t in state.per_sentence)
         memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
-        return model.decode(state.kept[0][: int(state.at)].T, memory)[:, -1].unflatten(0, words.shape)
+        return model.decode(state.per_beam[0][: int(state.at)].T, memory)[:, -1].unflatten(0, words.shape)
 
     model.begin, model.step = begin, step
     return model
@@ -253,7 +253,7 @@ def test_looking_at_all_the_room_there_is_changes_nothing(monkeypatch):
     """As on a GPU, where to ask how much is filled would be to wait."""
     model, source = lively(), sentences(6, 3, 1, 8)
     expected = beam_search(model, source, best=4), greedy(model, source)
-    monkeypatch.setattr(State, "filled", lambda self: None)
+    monkeypatch.setattr(State, "length", lambda self: None)
     assert_same(beam_search(model, source, best=4), expected[0])
     assert_same(greedy(model, source), expected[1])
 

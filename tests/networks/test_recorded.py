@@ -41,16 +41,16 @@ def test_every_batch_gets_the_answer_of_a_search_of_its_own(kind):
 def test_only_so_many_shapes_are_kept(monkeypatch):
     monkeypatch.setattr(recorded, "SHAPES", 1)
     search = check("transformer_nano", "cpu")
-    assert [shape[1] for shape in search.kept] == [5]
+    assert [shape[1] for shape in search.searches] == [5]
 
 
 def test_only_so_much_is_kept(monkeypatch):
     monkeypatch.setattr(recorded, "ROOM", 1)
     search = check("transformer_nano", "cpu")
-    assert [shape[1] for shape in search.kept] == [5]
+    assert [shape[1] for shape in search.searches] == [5]
     words, depth, width = 5 * 0.5 + 6, 2, 16
     assert (
-        next(iter(search.kept.values()))[0].state.nbytes() > 2 * depth * 4 * 3 * int(words) * width * 4
+        next(iter(search.searches.values()))[0].state.nbytes() > 2 * depth * 4 * 3 * int(words) * width * 4
     )  # keys and values
 
 
@@ -66,4 +66,4 @@ def test_what_cannot_be_searched_is_refused():
 @pytest.mark.parametrize("kind", ["transformer_nano", "rnn_nano"])
 def test_a_recorded_step_gives_the_same_on_a_gpu(kind):
     search = check(kind, "cuda")
-    assert all(type(getattr(play, "__self__", None)).__name__ == "CUDAGraph" for _, play in search.kept.values())
+    assert all(type(getattr(play, "__self__", None)).__name__ == "CUDAGraph" for _, play in search.searches.values())

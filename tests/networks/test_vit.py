@@ -240,7 +240,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
 @pytest.mark.parametrize(
     "fields", [{}, {"registers": 2, "layer_scale": 0.1}, {"pool": "mean"}, {"registers": 2, "rope": True}]
 )
-def test_a_lean_pass_gives_the_same_logits_and_gradients(fields):
+def test_class_token_only_gives_the_same_logits_and_gradients(fields):
     x, results = torch.randn(2, 3, 16, 24), []
     for alone in (False, True):
         model = small(**fields)
@@ -251,7 +251,7 @@ def test_a_lean_pass_gives_the_same_logits_and_gradients(fields):
     assert out.tokens.shape[1] == (1 if model.class_token is not None else 6)
 
 
-def test_a_lean_pass_records_all_rows():
+def test_class_token_only_records_all_rows():
     model = small()
     with capture(model) as tape:
         model(torch.randn(1, 3, 16, 24), class_token_only=True)
@@ -346,7 +346,7 @@ def test_norms_after_the_branches_are_the_first_transformers(pool):
         torch.testing.assert_close(model(x, class_token_only=True).logits, model(x).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_conditional_positions_tell_patches_apart_and_lean_passes_agree():
+def test_conditional_positions_tell_patches_apart_also_with_class_token_only():
     """Without positions, equal patches have equal tokens; a convolution over zeros around the grid tells them apart."""
     x = torch.ones(1, 3, 24, 24)
     plain, told = small(positions="none")(x).tokens[0, 1:], small(positions="conditional")(x).tokens[0, 1:]

@@ -10,8 +10,8 @@ from regard.errors import ConfigError, RegardError
 from regard.nn import (
     BlockConfig,
     DecoderBlock,
+    KeyValueCache,
     MultiHeadAttention,
-    Past,
     WordPositions,
     attend_additive,
     capture,
@@ -64,10 +64,10 @@ def test_word_by_word_equals_all_at_once_and_beams_are_apart(norm, sizes):
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3]).bool()[:, None, None]
     d, e = sizes.get("key_width", 4), sizes.get("value_width", 4)
     keys, values = (torch.full((2, room, 3, 4, size), 9.0) for size in (d, e))
-    past, steps = Past(keys, values, *ours.cross.remember(memory)), []
+    cache, steps = KeyValueCache(keys, values, *ours.cross.project_keys_values(memory)), []
     for n in range(4):
         own = torch.eye(3).bool()[:, None] & (torch.arange(room) <= n)[:, None]  # (K, T, K)
-        steps.append(ours.step(x[:, :, n], past, torch.tensor(n), own.flatten(1).expand(2, 1, 3, -1), mask))
+        steps.append(ours.step(x[:, :, n], cache, torch.tensor(n), own.flatten(1).expand(2, 1, 3, -1), mask))
     for beam in range(3):
         expected = ours(x[:, beam], memory, mask)
         torch.testing.assert_close(torch.stack(steps, 2)[:, beam], expected, atol=1e-5, rtol=1e-5)

@@ -116,7 +116,7 @@ def test_runs_made_some_at_a_time_are_those_made_one_by_one(made, tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert [row["accuracy"] for row in rows] == [alone[row["arm"], 40, 0] for row in rows]
     assert len(rows) == 2
-    with pytest.raises(ConfigError, match="at least one run"):
+    with pytest.raises(ConfigError, match="jobs=0 must be at least 1"):
         run_study(plan, jobs=0)
 
 

@@ -77,14 +77,14 @@ def test_stopped_and_resumed_it_ends_with_the_very_weights(pairs_folder, tmp_pat
     settings: dict[str, Any] = {**SMALL_TRANSLATOR, "model": model, "epochs": 3}
     settings = {name: value for name, value in settings.items() if name not in without}
     whole = regard.train(pairs_folder, **settings, out=tmp_path / "whole")
-    pause = Training._pause
+    pause = Training._save_if_due
 
     def asked_to_stop(training):
         if training.history.updates == 20:
             training.stop.wanted = signal.SIGTERM
         pause(training)
 
-    monkeypatch.setattr(Training, "_pause", asked_to_stop)
+    monkeypatch.setattr(Training, "_save_if_due", asked_to_stop)
     with pytest.raises(SystemExit):
         regard.train(pairs_folder, **settings, out=tmp_path / "stopped")
     monkeypatch.undo()

@@ -2,8 +2,7 @@
 
 - Images are float in 0..1, (B, C, *size).
 - A sample's random numbers depend on (seed, epoch, sample) only.
-- Mixing pairs neighbours in a batch and depends on (seed, epoch, step): a batch divided among processes is mixed as
-  if it were whole.
+- Mixing pairs neighbours in a batch and depends on (seed, epoch, step): it does not depend on the number of processes.
 """
 
 import math
@@ -25,7 +24,7 @@ _Operation = Callable[[Tensor, Tensor], Tensor]
 
 
 def _operations() -> dict[str, tuple[float, float, bool, _Operation]]:
-    """What RandAugment (Cubuk et al., 2020) and TrivialAugment (Müller & Hutter, 2021, "wide") may do.
+    """The operations of RandAugment (Cubuk et al., 2020) and TrivialAugment (Müller & Hutter, 2021, "wide").
 
     For each: the strength at level 0 and at full level, whether it also gets a random sign, and the
     operation on (B, C, H, W) with one strength per sample.
@@ -36,7 +35,7 @@ def _operations() -> dict[str, tuple[float, float, bool, _Operation]]:
         "identity": (0, 0, False, lambda x, s: x),
         "autocontrast": (0, 0, False, lambda x, s: _autocontrast(x)),
         "equalize": (0, 0, False, lambda x, s: _equalize(x)),
-        "rotate": (0, 30, True, lambda x, s: _warp(x, _theta(x, turn=torch.deg2rad(s)))),
+        "rotate": (0, 30, True, lambda x, s: _warp(x, _theta(x, rotation=torch.deg2rad(s)))),
         "shear_x": (0, 0.3, True, lambda x, s: _warp(x, _theta(x, shear=(s, 0.0)))),
         "shear_y": (0, 0.3, True, lambda x, s: _warp(x, _theta(x, shear=(0.0, s)))),
         "slide_x": (0, 0.25, True, lambda x, s: _warp(x, _theta(x, shift=(2 * s, 0.0)))),
@@ -77,7 +76,7 @@ def _colour(x: Tensor, factor: Tensor) -> Tensor:
 def _theta(
     x: Tensor,
     *,
-    turn: Tensor | float = 0.0,
+    rotation: Tensor | float = 0.0,
     zoom: Tensor | float = 1.0,
     mirror: Tensor | float = 1.0,
     shear: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
@@ -85,11 +84,11 @@ def _theta(
 ) -> Tensor:
     """One map per sample from output to input coordinates, which run from -1 to 1: (B, axes, axes + 1).
 
-    Turning and shearing are in pixels, so a rectangle is not distorted; of a volume they move the last
+    Rotation and shear are computed in pixels, so a rectangle is not distorted. In a volume they move the last
     two axes.
     """
     dims, aspect = x.ndim - 2, x.shape[-2] / x.shape[-1]
-    angle = turn if isinstance(turn, Tensor) else torch.full((), turn, dtype=x.dtype, device=x.device)
+    angle = rotation if isinstance(rotation, Tensor) else torch.full((), rotation, dtype=x.dtype, device=x.device)
     theta = torch.zeros(len(x), dims, dims + 1, dtype=x.dtype, device=x.device)
     for axis in range(2, dims):
         theta[:, axis, axis] = zoom
@@ -100,7 +99,7 @@ def _theta(
 
 
 def _warp(x: Tensor, theta: Tensor) -> Tensor:
-    """Resample by `theta`. F.affine_grid would round differently in different batches, so it is done here."""
+    """Resample by `theta`. F.affine_grid is not used: it rounds differently in different batches."""
     size, dims = x.shape[2:], x.ndim - 2
     axes = [(torch.arange(n, device=x.device, dtype=x.dtype) * 2 + 1) / n - 1 for n in reversed(size)]
     axes = [a.reshape(1, *[-1 if dims - 1 - i == j else 1 for j in range(dims)]) for i, a in enumerate(axes)]
@@ -126,7 +125,7 @@ def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
         )  # pyright: ignore[reportAssignmentType]
     theta = _theta(
         x,
-        turn=signed[:, 0] * math.radians(config.rotate),
+        rotation=signed[:, 0] * math.radians(config.rotate),
         zoom=1 + signed[:, 1] * config.zoom,
         mirror=torch.where(u[:, 2] < 0.5, -1.0, 1.0) if config.flip else 1.0,
         shift=shift,
@@ -143,8 +142,8 @@ def vary(x: Tensor, u: Tensor, policy: str, strength: float = 0.3) -> Tensor:
     if policy == "three":
         return three_augment(x, u)
     table = _operations()
-    for turn in range(2 if policy == "rand" else 1):
-        pick, level, sign = u[:, 3 * turn : 3 * turn + 3].unbind(1)
+    for repeat in range(2 if policy == "rand" else 1):
+        pick, level, sign = u[:, 3 * repeat : 3 * repeat + 3].unbind(1)
         level = level if policy == "trivial" else torch.full_like(level, strength)
         chosen, out = (pick * len(table)).long(), x.clone()
         for number, (low, high, signed, operation) in enumerate(table.values()):
@@ -181,7 +180,7 @@ def erase(x: Tensor, u: Tensor, share: float) -> Tensor:
 
 
 def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-    """mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), one of them for the whole batch.
+    """mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), the same one for all images of the batch.
 
     Each image is mixed with its neighbour: the first with the second and the second with the first.
     """
@@ -208,10 +207,10 @@ def mix(x: Tensor, targets: Tensor, config: Augment, seed: int, epoch: int, step
 
 @dataclass(eq=False)
 class Augmenter:
-    """From a batch of pixels to what the network trains on: augmented, normalised, with soft targets.
+    """Augments and normalises a batch of pixels and makes soft targets.
 
-    After the epoch `mixed`, images are no longer mixed with one another. Up to the epoch `low_res` only a `window` of
-    that size, in the middle, is left of each.
+    After the epoch `mixed`, images are no longer mixed with one another. Up to the epoch `low_res`, each is cropped to
+    a centred `window` of that size.
     """
 
     config: Augment
@@ -224,9 +223,9 @@ class Augmenter:
     window: tuple[int, ...] = ()
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
-        """Each image by itself, so any number of them at once: the result does not depend on the others."""
+        """Augmented images. The result of an image does not depend on the others of the batch."""
         drawn = uniforms(self.seed, epoch, numbers.numpy(), 17, use=2)
-        # Mirrored or not in turn, not anew each time (Jordan, 2024): of every two epochs one shows it either way.
+        # Mirrored in every other epoch, not at random (Jordan, 2024): of two epochs one shows the mirror image.
         drawn[:, 2] = (uniforms(self.seed, 0, numbers.numpy(), 1, use=2)[:, 0] + epoch / 2) % 1
         u = torch.from_numpy(drawn).float()
         x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
@@ -238,7 +237,7 @@ class Augmenter:
         return F.one_hot(labels, self.classes).float()
 
     def mix(self, x: Tensor, targets: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """The images of a batch with one another, and their targets."""
+        """Images and targets of a batch, mixed with one another."""
         return mix(x, targets, self.config, self.seed, epoch, step) if epoch <= self.mixed else (x, targets)
 
     def named(self, x: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -265,7 +264,7 @@ def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: st
 
 
 class Masker(Augmenter):
-    """The same for images without labels: the targets are orders of patches, of which the last are masked."""
+    """Augmenter for images without labels: the targets are orders of patches, of which the last are masked."""
 
     def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], patches: int):
         super().__init__(config, seed, mean, std, classes=0)

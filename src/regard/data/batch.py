@@ -1,4 +1,4 @@
-"""A batch: named input and target tensors of equal length, whatever the task."""
+"""A batch: named input and target tensors of equal length, the same class for every task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """What one training step sees. Shapes are static per task; padding masks are tensors like any other.
+    """Input of one training step. Padding masks are tensors like any other.
 
-    `share` is this process's part of a batch that several processes divide; `total` is the size of the whole batch.
+    If several processes divide a batch, `share` is this process's part; `total` is the size of the full batch.
     """
 
     inputs: Tensors
@@ -31,7 +31,7 @@ class Batch:
         return tuple(tuple(t.shape) for part in (self.inputs, self.targets) for t in part.values())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """The same with every tensor changed."""
+        """The batch with `function` applied to every tensor."""
         inputs = {name: function(t) for name, t in self.inputs.items()}
         targets = {name: function(t) for name, t in self.targets.items()}
         return replace(self, inputs=inputs, targets=targets)
@@ -43,7 +43,7 @@ class Batch:
                 tensor.copy_(theirs[name])
 
     def chunk(self, pieces: int) -> list[Batch]:
-        """Up to so many smaller batches, in order."""
+        """Up to `pieces` smaller batches, in order."""
         if pieces == 1:
             return [self]
         inputs, targets = _chunks(self.inputs, pieces), _chunks(self.targets, pieces)

@@ -1,4 +1,4 @@
-"""What every data set offers, whatever it holds: keys, groups, strata, splits, a fingerprint, problems."""
+"""The protocol of all data sets: keys, groups, strata, splits, a fingerprint, problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LISTED = 20
 
 
 def existing_path(data: str | Path, known: str) -> Path:
-    """The file or folder that is meant; `known` says what can be given."""
+    """The path of the data, which must exist; `known` names the accepted formats, for the error message."""
     if "://" in str(data):
         raise DataError(f"{data} is an address; data is read from this machine only", do="download it first")
     path = Path(data).expanduser()
@@ -24,22 +24,22 @@ def existing_path(data: str | Path, known: str) -> Path:
 
 
 def listed(lines: Sequence[str], most: int = LISTED) -> list[str]:
-    """The first lines, indented, and how many more there are."""
+    """The first lines, indented, and the number of further lines."""
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
     return [f"    {line}" for line in [*lines[:most], *more]]
 
 
 class Dataset(Protocol):
-    """Images, volumes and sentence pairs; the splitter and the runner know no more than this."""
+    """Images, volumes or sentence pairs. The splitter and the runner use only this protocol."""
 
     samples_word: ClassVar[str]
-    """What the samples are, in the plural."""
+    """Plural noun for the samples, such as images."""
     whole_tests: ClassVar[bool]
-    """Whether a test set that the data names is scored whole, as published figures are, seen samples included."""
+    """Whether a given test set is scored completely, as in published figures, with samples that training has too."""
 
     @property
     def path(self) -> str:
-        """What was asked to be read."""
+        """The path or name that the user gave."""
         ...
 
     @property
@@ -60,23 +60,23 @@ class Dataset(Protocol):
 
     @property
     def tested(self) -> bool:
-        """Whether a test split is worth cutting: not of samples without labels."""
+        """Whether to make a test split: not for samples without labels."""
         ...
 
     def strata(self) -> Sequence[int]:
-        """Of each sample the stratum that a split keeps in proportion: its class, or 0."""
+        """The stratum of each sample: its class, or 0. Splits keep the proportions of strata."""
         ...
 
     def stratum_name(self, stratum: int) -> str: ...
 
     def ties(self, number: int) -> list[Hashable]:
-        """What must not be divided over splits: samples that share one of these stay together."""
+        """Keys of a sample; samples that share a key stay in the same split."""
         ...
 
     def require_trainable(self, splits: Sequence[str]) -> None: ...
 
     def require_usable(self, share: float = 0.0) -> None:
-        """An error if more than this share of the samples cannot be used."""
+        """Raise an error if more than this share of the samples cannot be used."""
         ...
 
     def fingerprint(self) -> str: ...
@@ -84,7 +84,7 @@ class Dataset(Protocol):
     def describe(self) -> str: ...
 
     def summary(self) -> str:
-        """One line: what it is and how large."""
+        """One line: kind and size of the data set."""
         ...
 
     def warnings(self, splits: Sequence[str]) -> list[str]: ...
@@ -92,7 +92,7 @@ class Dataset(Protocol):
     def to_json(self, splits: list[str], note: str) -> dict[str, Any]: ...
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
-        """Rows of splits.csv, by which samples are known again."""
+        """Rows of splits.csv, from which `seen` recognises samples."""
         ...
 
     def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Batches for training: those of an epoch, augmented, as tensors on the device."""
+"""Training batches of an epoch, augmented, as tensors on the device."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from regard.data.batch import Batch
 from regard.data.loader import ImageBatch, Loader
 from regard.data.text import TextLoader
 
-AT_ONCE = 2**25  # numbers augmented at once: 128 MB of them
+AT_ONCE = 2**25  # values augmented at once: 128 MB
 
 Waited: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
-"""The same batches, with the time counted in which there was none."""
+"""A function that passes batches through and counts the time spent waiting for them."""
 
 
 class ImageFeed:
-    """Images of a loader, augmented on the device. On a GPU many batches at once: a few launches, not many."""
+    """Images of a loader, augmented on the device; on a GPU many batches at once, to launch fewer kernels."""
 
     def __init__(self, loader: Loader, augment: Augmenter, device: torch.device):
         self.loader, self.augment, self.device = loader, augment, device
         self.rows: int | None = -(-loader.batch // loader.order.ranks)
-        """How many images a process has of a whole batch."""
+        """Number of images per process in a full batch."""
         self.early = device.type == "cuda" and loader.stacked is not None
-        """Whether images are augmented before they are asked for."""
+        """Whether to prefetch: to augment images before they are needed."""
         self.next: dict[tuple[int, int], Iterator[ImageBatch]] = {}
-        """By epoch and sample: what has been begun."""
+        """Prefetched batches, by epoch and start sample."""
         loader.keep_on(device)
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class ImageFeed:
         """The epoch's batches from sample `start` on."""
         batch = self.loader.batch
         step, left = start // batch, len(self.loader.order.index) - start
-        for images, targets, samples, steps in self._ahead(number, start, waited):
+        for images, targets, samples, steps in self._prefetched(number, start, waited):
             sizes = [n for n, _ in steps]
             parts = (images.split(sizes), targets.split(sizes), samples.split(sizes), steps)
             for x, own, numbers, (_, share) in zip(*parts, strict=True):
@@ -49,8 +49,8 @@ class ImageFeed:
                 yield Batch(inputs, targets, numbers.tolist(), share, min(batch, left))
                 step, left = step + 1, left - batch
 
-    def _varied(self, number: int, start: int, waited: Waited) -> Iterator[ImageBatch]:
-        """Groups of the epoch's batches, augmented, with what is to be learnt in place of labels."""
+    def _augmented(self, number: int, start: int, waited: Waited) -> Iterator[ImageBatch]:
+        """Groups of the epoch's batches, augmented, with targets instead of labels."""
         loader, augment, device = self.loader, self.augment, self.device
         pixels = loader.batch * loader.images.channels * math.prod(loader.images.size)
         together = max(1, min(16, AT_ONCE // pixels)) if device.type == "cuda" else 1
@@ -59,16 +59,16 @@ class ImageFeed:
             labels = some.labels.to(device, non_blocking=True)
             yield ImageBatch(images, augment.targets(labels, some.numbers, number), some.numbers, some.steps)
 
-    def _ahead(self, number: int, start: int, waited: Waited) -> Iterator[ImageBatch]:
-        """The same; of images on a GPU each group is made while it still works on the one before, or the epoch."""
-        groups, self.next = self.next.get((number, start)) or self._varied(number, start, waited), {}
+    def _prefetched(self, number: int, start: int, waited: Waited) -> Iterator[ImageBatch]:
+        """The same groups; on a GPU each is made while it still works on the group or epoch before."""
+        groups, self.next = self.next.get((number, start)) or self._augmented(number, start, waited), {}
         if not self.early:
             yield from groups
             return
         for group, later in itertools.pairwise(itertools.chain(groups, [None])):
             assert group is not None
             if later is None:
-                early = self._varied(number + 1, 0, waited)
+                early = self._augmented(number + 1, 0, waited)
                 self.next = {(number + 1, 0): itertools.chain([next(early)], early)}
             yield group
 
@@ -77,7 +77,7 @@ class ImageFeed:
 
 
 class TextFeed:
-    """Sentence pairs of a loader, in its few shapes: the inputs are sources, the targets whole target sentences."""
+    """Sentence pairs of a loader, in a few fixed shapes: inputs are sources, targets are complete target sentences."""
 
     def __init__(self, loader: TextLoader, device: torch.device):
         self.loader, self.device = loader, device

@@ -1,4 +1,4 @@
-"""Pixels fitted to a network's input: channels, the centred fit, and the crops of training."""
+"""Fitting pixels to a network's input: channels, centre crop and resize, random crops for training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EDGE = 4  # pixels mirrored around a picture by the simple crop
 
 
 def with_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Grey made colour by repetition, colour made grey by luminance; other numbers must match."""
+    """Convert the number of channels: grey to colour by repetition, colour to grey by luminance; others must match."""
     if len(pixels) == channels:
         return pixels
     if len(pixels) == 1:
@@ -29,7 +29,7 @@ def with_channels(pixels: Tensor, channels: int) -> Tensor:
 
 
 def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The largest centred part with the proportions of `size`, scaled to it: nothing is stretched."""
+    """The largest centred crop with the aspect ratio of `size`, resized to it."""
     old = tuple(pixels.shape[1:])
     if len(old) != len(size):
         raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
@@ -39,13 +39,13 @@ def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Whether `fit` cuts something off: the proportions differ."""
+    """Whether `fit` cuts something off because the aspect ratios differ."""
     scales = [new / was for new, was in zip(size, old, strict=True)]
     return max(scales) > 1.02 * min(scales)
 
 
 def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
-    """Inception's crop: 25 to 100 % of the area, 3/4 to 4/3 of the proportions of `size`, scaled to it.
+    """Inception crop: 25 to 100 % of the area, 3/4 to 4/3 of the aspect ratio of `size`, resized to `size`.
 
     A volume is cropped by the same share on every axis.
     """
@@ -57,16 +57,16 @@ def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
         lengths = [math.sqrt(total * ratio), math.sqrt(total / ratio)]
     else:
         lengths = [side * area ** (1 / len(size)) for side in old]
-    for axis, (side, wish) in enumerate(zip(old, lengths, strict=True)):
-        length = min(side, max(1, round(wish)))
+    for axis, (side, wanted) in enumerate(zip(old, lengths, strict=True)):
+        length = min(side, max(1, round(wanted)))
         pixels = pixels.narrow(1 + axis, int(u[2 + axis] * (side - length + 1)), length)
     return _resize_quickly(pixels, size)
 
 
 def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
-    """DeiT III's simple random crop: scaled so that the shorter side fits, four pixels mirrored around it, cut to size.
+    """DeiT III's simple random crop: resize the shorter side, reflect four pixels at the edges, crop to `size`.
 
-    Nearly all of the picture stays, at its own proportions and scale.
+    Nearly all of the picture stays, with its aspect ratio and scale.
     """
     old = tuple(pixels.shape[1:])
     scale = max(new / was for new, was in zip(size, old, strict=True))
@@ -81,7 +81,7 @@ def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
 
 
 CROPS = {"resized": random_crop, "simple": simple_crop}
-"""Crops cut when an image is read, from all of its pixels; the others move what the network's input holds."""
+"""Crops applied when an image is read, at its full size; other crops are part of the augmentation."""
 
 
 def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -93,9 +93,9 @@ def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def _resize_quickly(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """For training's crops: bytes stay bytes, the channels of a pixel side by side, in a tenth of the time.
+    """Resize of training crops, on uint8 in channels-last layout: takes a tenth of the time.
 
-    Each axis is rounded by itself, so a value may be one level off; what is predicted or tested goes the exact way.
+    Each axis is rounded separately, so a value may be one level off. Prediction and evaluation use `_resize`.
     """
     if tuple(pixels.shape[1:]) == size or len(size) != 2 or pixels.dtype != torch.uint8:
         return _resize(pixels, size)

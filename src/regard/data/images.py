@@ -1,4 +1,4 @@
-"""Image files to tensors, with caps on size and bytes before anything is decoded.
+"""Image files to tensors, with limits on pixels and bytes that are checked before decoding.
 
 A decoded image is (channels, height, width): one channel for grey and three for colour, uint8, or float32 in 0..1
 where the file holds more than 8 bits.
@@ -74,7 +74,7 @@ def _too_large(pixels: int, size: str, most: int, path: Path) -> DataError:
 def _pillow() -> Any:
     from PIL import Image
 
-    # Pillow warns of large images and decodes them all the same; our own cap refuses them instead.
+    # Pillow warns of large images but decodes them; MAX_PIXELS refuses them instead.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     return Image
 
@@ -95,18 +95,18 @@ def to_tensor(image: Any, path: object) -> Tensor:
     else:
         if mode == "P":
             image = image.convert("RGBA" if "transparency" in image.info else "RGB")
-        if image.mode in _ALPHA:  # transparent means white, not whatever colour hides beneath
+        if image.mode in _ALPHA:  # transparent pixels become white, not their hidden colour
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         pixels = np.asarray(image.convert("RGB"))
         if mode in ("LA", "La"):
             pixels = pixels[..., 0]
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # a view: the channels of a pixel stay side by side
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # a view: memory stays channels-last
 
 
 def checked(values: np.ndarray, where: object) -> np.ndarray:
-    """Floating-point pixels, if they are finite and within 0..1."""
+    """The same floating-point pixels; an error if they are not finite or not within 0..1."""
     if not np.isfinite(values).all():
         count = int((~np.isfinite(values)).sum())
         raise DataError(f"{count:,} pixels are NaN or infinite", where=where, do="remove or repair the image")

@@ -1,4 +1,4 @@
-"""From samples to batches, in an order known beforehand and the same for any number of workers."""
+"""Loading images into batches. The order does not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from regard.errors import DataError
 class ImageBatch(NamedTuple):
     """images (B, C, *size), uint8 or float in 0..1; labels (B,); numbers (B,), which samples they are.
 
-    `steps` parts them into the batches of single steps: how many images each has, and which share of a
-    batch that several processes divide among them.
+    `steps` divides them into the batches of single steps: the number of images of each, and this process's share of
+    a batch that several processes divide.
     """
 
     images: Tensor
@@ -35,7 +35,7 @@ class ImageBatch(NamedTuple):
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
-    """The samples of one split, by (epoch, sample number); a `crop` of CROPS cuts anew every epoch."""
+    """Samples by (epoch, sample number); a `crop` of CROPS differs in every epoch."""
 
     def __init__(
         self, scan: ImageDataset, size: tuple[int, ...], channels: int, *, crop: str | None = None, seed: int = 0
@@ -61,9 +61,9 @@ class Images(Dataset[tuple[Tensor, int, int]]):
 
 
 class _Order:
-    """Batches of (epoch, sample number) for the loader; the epoch, and where in it to begin, are set from outside.
+    """Batch sampler: batches of (epoch, sample number). The loader sets `epoch` and the first sample, `start`.
 
-    A shuffled order continues into the next epochs, so that workers read ahead while the last batches train.
+    A shuffled order continues with the next epochs, so that workers prefetch while the last batches train.
     """
 
     def __init__(self, index: np.ndarray, batch: int, seed: int | None, rank: int, ranks: int):
@@ -77,17 +77,17 @@ class _Order:
         return self.index if self.seed is None else order(self.seed, epoch, self.index)
 
     def batches(self, epoch: int, start: int = 0) -> list[tuple[np.ndarray, float]]:
-        """What this process has of each batch, and which share of the batch that is."""
+        """This process's samples of each batch, and their share of the batch."""
         numbers = self.numbers(epoch)
-        return [self._own(numbers[at : at + self.batch]) for at in range(start, len(numbers), self.batch)]
+        return [self._local_part(numbers[at : at + self.batch]) for at in range(start, len(numbers), self.batch)]
 
-    def _own(self, whole: np.ndarray) -> tuple[np.ndarray, float]:
+    def _local_part(self, whole: np.ndarray) -> tuple[np.ndarray, float]:
         if self.ranks == 1:
             return whole, 1.0
         each = -(-len(whole) // self.ranks)
-        each += each % 2  # mixing pairs neighbours: pairs stay together
+        each += each % 2  # mixup pairs neighbours, so pairs stay in one process
         own = whole[self.rank * each : (self.rank + 1) * each]
-        # Processes step together, so one that has nothing to do takes an image that counts for nothing.
+        # Processes step together, so a process without images takes one with a weight of 0.
         return (own, len(own) / len(whole)) if len(own) else (whole[:1], 0.0)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -103,8 +103,8 @@ class _Order:
 class Loader:
     """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
 
-    Images that fit in memory are fitted once and kept there; `keep_on` moves them to a device for good. Of
-    `ranks` processes each gets its share of every batch, so the batches are the same for any number of them.
+    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device. Each of
+    `ranks` processes gets its share of every batch, so batches do not depend on the number of processes.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class Loader:
         self.loader: DataLoader[Any] | None = None
         self.running: Iterator[Any] | None = None
         self.ahead: tuple[int, int] | None = None
-        """Epoch and first sample that `running` continues with."""
+        """Epoch and first sample of the next batch of `running`."""
         fitted = len(index) * images.channels * math.prod(images.size)
         if images.scan.cache and not images.crop and index and fitted <= CACHE_BYTES:
             self.stacked = collate([images[0, i] for i in index])
             self.sorted = np.argsort(self.order.index)
         elif workers:
-            # A generator of its own keeps the loader from drawing on (and so changing) the global one.
+            # With its own generator the loader does not draw from (and change) the global one.
             self.loader = DataLoader(
                 _Guarded(images),
                 batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
@@ -138,7 +138,7 @@ class Loader:
                 collate_fn=_collate_or_error,
                 persistent_workers=True,
                 pin_memory=torch.cuda.is_available(),
-                worker_init_fn=_leave_signals,
+                worker_init_fn=_ignore_signals,
                 generator=torch.Generator(),
             )
 
@@ -151,11 +151,11 @@ class Loader:
             self.stacked = ImageBatch(images.to(device), labels.to(device), numbers)
 
     def close(self) -> None:
-        """End the worker processes now: a DataLoader ends them when nothing refers to its iterator any more."""
+        """End the worker processes: a DataLoader ends them when nothing refers to its iterator any more."""
         self.loader = self.running = None
 
     def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
-        """The epoch's batches from sample `start` on; of images in memory, `together` of them as one."""
+        """The epoch's batches from sample `start` on; if images are in memory, `together` batches at once."""
         batches = self.order.batches(number, start)
         if self.stacked is not None:
             for at in range(0, len(batches), together):
@@ -173,7 +173,7 @@ class Loader:
                 yield collate([self.images[number, int(i)] for i in own])._replace(steps=((len(own), share),))
 
     def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[ImageBatch]:
-        """The batches of an epoch, most of them made while the epoch before ended and was validated."""
+        """The batches of an epoch; workers load the first ones during validation of the epoch before."""
         assert self.loader is not None
         try:
             if self.running is None or self.ahead != (epoch, start):
@@ -198,7 +198,7 @@ class Loader:
 
 
 class _Guarded(Dataset[Any]):
-    """Samples for a worker. Errors are returned as values: raised there, they would arrive as tracebacks."""
+    """Samples for a worker. Errors are returned as values: raised in a worker, they would become tracebacks."""
 
     def __init__(self, images: Images):
         self.images = images
@@ -214,7 +214,7 @@ def _collate_or_error(samples: list[Any]) -> ImageBatch | DataError:
     return next((s for s in samples if isinstance(s, DataError)), None) or collate(samples)
 
 
-def _leave_signals(worker: int) -> None:
+def _ignore_signals(worker: int) -> None:
     """Ctrl-C and SIGTERM reach every process of a group; the parent decides when to stop.
 
     Only the first SIGTERM is ignored: the parent sends a second one to a process that does not end.

@@ -1,4 +1,4 @@
-"""Masks of the region known to cause a label: from a picture, an array or a box."""
+"""Masks of the region that is known to cause a label: from a picture, an array or a box."""
 
 from __future__ import annotations
 

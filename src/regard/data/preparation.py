@@ -1,4 +1,4 @@
-"""What turns decoded pixels into a network's input, and the statistics it is made from."""
+"""Preparation of decoded pixels as a network's input, and the channel statistics for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def statistics(images: Images, index: list[int], most: int = 1000) -> tuple[tupl
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a network's input is made from decoded pixels; travels with its weights."""
+    """Turns decoded pixels into a network's input; saved with the weights."""
 
     size: tuple[int, ...]
     channels: int
@@ -36,17 +36,17 @@ class Preparation:
     std: tuple[float, ...]
 
     def picture(self, pixels: Tensor) -> Tensor:
-        """What the network will see, before normalisation: (channels, *size) in 0..1."""
+        """The network's input before normalisation: (channels, *size) in 0..1."""
         return to_float(fit(with_channels(pixels, self.channels), self.size))
 
     def frame(self, file_size: tuple[int, ...]) -> Frame:
-        """Where the network's input lies on a picture of that size."""
+        """The position of the network's input on a picture of that size."""
         return Frame.fitted(file_size, self.size)
 
     def region(self, mask: Tensor) -> Tensor:
-        """A mask as large as the decoded picture, as it lies on the network's input: true inside, (*size).
+        """A mask of the decoded picture's size, resampled to the network's input: true inside, (*size).
 
-        What is smaller than a pixel of the input still marks the one it touches most.
+        A region smaller than a pixel of the input marks the pixel that it covers most.
         """
         share = self.frame(tuple(mask.shape)).mask_to_input(mask)
         if share.max() <= 0:
@@ -58,7 +58,7 @@ class Preparation:
         return normalise(pictures, self.mean, self.std)
 
     def shown(self, x: Tensor) -> Tensor:
-        """The way back: pictures in 0..1 from what a network was given, or answers in its place."""
+        """The inverse of `normalised`: pictures in 0..1 from a network's inputs or predicted images."""
         mean, std = (torch.tensor(v, device=x.device).reshape(-1, *[1] * len(self.size)) for v in (self.mean, self.std))
         return (x * std + mean).clamp(0, 1)
 

@@ -1,6 +1,6 @@
 """Random numbers without state: a hash of (seed, epoch, sample, slot).
 
-The numbers are the same in whichever batch, process or order they are drawn.
+They do not depend on batch, process or order of drawing.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ _MASK = (1 << 64) - 1
 
 
 def uniforms(seed: int, epoch: int, index: np.ndarray, slots: int, use: int = 0) -> np.ndarray:
-    """Numbers in [0, 1) of shape (samples, slots). `use` keeps different purposes apart.
+    """Numbers in [0, 1) of shape (samples, slots). Each purpose has its own number `use`.
 
     >>> a = uniforms(0, 3, np.array([7, 8]), 2)
     >>> b = uniforms(0, 3, np.array([8]), 2)
@@ -31,7 +31,7 @@ def order(seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray | np.uint64) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al., 2014): every input bit moves every output bit."""
+    """The finaliser of SplitMix64 (Steele et al., 2014): every input bit affects every output bit."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""The check of a dataset before training: every sample is read once for size, mode, duplicates and damage."""
+"""The scan of a dataset before training: every sample is read once for size, mode, duplicates and damage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CACHE_BYTES = 2**30
 
 @dataclass
 class ImageDataset:
-    """A checked dataset. `digests` name pixels, not files: the same picture saved twice has one digest."""
+    """A scanned dataset. `digests` are hashes of pixels, not files: the same picture saved twice has one digest."""
 
     source: Source
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class ImageDataset:
     cache: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """Decoded samples, kept when all are small enough to stay in memory."""
     path: str = ""
-    """What was asked to be read."""
+    """The path or name that the user gave."""
 
     samples_word: ClassVar[str] = "images"
     whole_tests: ClassVar[bool] = False
@@ -230,7 +230,7 @@ class ImageDataset:
         }
 
     def findings(self, splits: list[str]) -> list[str]:
-        """What is odd about the data, in sentences."""
+        """Problems of the data, in sentences."""
         groups, crossing = self.num_groups(), len(self.groups_across_splits(splits))
         known = f"{groups}; across splits: {crossing}" if groups else "not known"
         return [
@@ -242,7 +242,7 @@ class ImageDataset:
         ]
 
     def require_usable(self, share: float = 0.0) -> None:
-        """Up to this share of the samples may be damaged."""
+        """Raise an error if more than this share of the samples is damaged."""
         bad, total = len(self.unreadable), len(self.source.samples)
         if bad > share * total:
             lines = "\n".join(listed([f"{key}: {why}" for key, why in self.unreadable], 10))
@@ -255,7 +255,7 @@ class ImageDataset:
 
 
 def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> ImageDataset:
-    """Read every sample once, in parallel; damaged files are listed, not raised."""
+    """Read every sample once, in parallel; damaged files are listed and raise no error."""
     dataset, cached, total = ImageDataset(source), 0, len(source.samples)
     with closing(_check_all(source, total)) as results:  # whatever happens, its threads or processes end here
         for index, result in enumerate(results):
@@ -278,7 +278,7 @@ def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: 
 
 
 _Checked = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
-"""Shape, mode, digest and (if small) pixels of one sample; or what is wrong with it."""
+"""Shape, mode, digest and (if small) pixels of one sample; or its error message."""
 
 
 def _check(source: Source, index: int) -> _Checked:
@@ -305,7 +305,7 @@ def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
     """Checks of all samples, in order. Many files are decoded by processes: threads would wait for the GIL."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
-    parent = not multiprocessing.current_process().daemon  # a daemon may have no children
+    parent = not multiprocessing.current_process().daemon  # a daemon cannot start processes
     parts = [range(n, min(n + 32, total)) for n in range(0, total, 32)]
     if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
         stop, threads = threading.Event(), ThreadPoolExecutor(cores)
@@ -347,7 +347,7 @@ def _check_part(source: Source, stopped: Callable[[], bool], part: range) -> lis
     return [_check(source, index) for index in part if not stopped()]
 
 
-_SOURCE: list[Source] = []  # in a worker process: what it reads from
+_SOURCE: list[Source] = []  # in a worker process: the source it reads
 
 
 def _start_worker(source: Source) -> None:

@@ -1,4 +1,4 @@
-"""What a dataset is in any format: classes, samples, and a way to read one."""
+"""A dataset in any format: classes, samples, and a function that reads a sample."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def split_names(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Sample:
-    """One labelled image: its name within the source, and what the source says of it."""
+    """One labelled image: its name within the source, label, split and group."""
 
     key: str
     label: int
     split: str | None = None
     group: str | None = None
-    """Such as a patient; a group is never separated by a split."""
+    """Such as a patient; a group is never divided between splits."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: classes, samples, and how to read one. `why` says how its format was recognised."""
+    """A dataset: classes, samples, and a reader. `why` says how its format was recognised."""
 
     name: str
     kind: str
@@ -94,14 +94,14 @@ class Source:
     left_out: tuple[str, ...] = ()
     """Folders that are no part of it, each with the reason."""
     labelled: bool = True
-    """If not, all samples are of one class that means nothing."""
+    """If false, all samples have the same meaningless class."""
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     """Of a table: its other columns, one text per sample."""
     rows: Sequence[int] = field(default=(), repr=False)
     """Of a table: the line that each sample stands in."""
 
     def read(self, index: int) -> tuple[Tensor, str]:
-        """The pixels (channels, *size) of one sample and the mode they were stored in."""
+        """The pixels (channels, *size) of one sample and the mode of the file."""
         return self.reader(index)
 
     def without_labels(self) -> Source:

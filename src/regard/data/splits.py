@@ -21,8 +21,8 @@ def split(
 ) -> tuple[list[str], str]:
     """A split for every sample, and a sentence saying where it comes from; `given` replaces what the data says.
 
-    What the data says is kept. What it lacks is cut from the training part: `share` of it (at most `most` samples),
-    the strata in proportion, samples of one group (a patient) or with equal contents never divided.
+    Given splits are kept. Missing ones are cut from the training split: `share` of it (at most `most` samples), with
+    the proportions of the strata. Samples of one group (a patient) or with equal contents stay in one split.
     """
     given = dataset.given_splits() if given is None else given
     names = [name or "train" for name in given]
@@ -79,7 +79,7 @@ def keep_some(dataset: Dataset, names: list[str], count: int, seed: int) -> list
 def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, most: int | None, need: int) -> None:
     """Move about `share` of each stratum's training samples to split `new`, in place.
 
-    What belongs together moves together; a group that is larger than what is still lacking stays. A stratum must
+    Groups move as a unit; a group larger than the number still needed stays. A stratum must
     have `need` independent members: at least one moves and `need` - 1 stay.
     """
     strata = dataset.strata()
@@ -119,7 +119,7 @@ def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, 
 
 
 def _owners(dataset: Dataset, pool: list[int]) -> list[int]:
-    """For each sample, the first of those it must stay with."""
+    """For each sample, the first sample of its group (union-find over `ties`)."""
     owner = {i: i for i in pool}
 
     def root(i: int) -> int:

@@ -38,8 +38,8 @@ def has_columns(path: Path, how: ImageData) -> bool:
 def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = False, labels: bool = True) -> Source:
     """Paths are relative to the table. Every fault is named by its row.
 
-    `whole_folder` says that the folder around the table was meant, so that images it does not list are told;
-    without `labels`, none are needed.
+    `whole_folder`: the user gave the folder of the table, so images that the table does not list are reported.
+    Without `labels`, no label column is needed.
     """
     header, columns, rows = _read(path, how)
     for role in ("path", "label") if labels else ("path",):
@@ -127,6 +127,6 @@ def _refuse(problems: list[str], path: Path) -> None:
 
 
 def _natural(name: str) -> tuple[bool, int, str]:
-    """Numbers in the order of numbers, before names."""
+    """Sort key: numbers by value, before names."""
     number = re.fullmatch(r"-?[0-9]{1,18}", name)
     return number is None, int(name) if number else 0, name

@@ -35,10 +35,10 @@ def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     Factors and orders stay on the CPU, so that selecting samples needs no synchronisation with the GPU.
     """
     orders = torch.tensor(list(itertools.permutations(range(3))))[order]  # (B, 3)
-    for turn in range(3):
+    for position in range(3):
         out = x.clone()
         for number, towards in enumerate((torch.zeros_like, _mean_grey, _grey)):
-            at = (orders[:, turn] == number).nonzero()[:, 0]
+            at = (orders[:, position] == number).nonzero()[:, 0]
             if len(at):
                 factor = send(factors[at, number], x.device).reshape(-1, 1, 1, 1)
                 at = send(at, x.device)

@@ -1,4 +1,4 @@
-"""One explained prediction: its map, the checks that say whether to believe it, and its figure."""
+"""An explained prediction: its map, the checks of the map, and its figure."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Checks = Literal["all", "none"]
 
 
 class Predicted(Protocol):
-    """What is explained: `str` of it is shown."""
+    """A prediction; `str` of it is shown in figures."""
 
     @property
     def name(self) -> str: ...
 
     def named(self, name: str) -> Any:
-        """The same, of a sample with another name."""
+        """The same prediction with another sample name."""
         ...
 
     def is_right(self, label: str) -> bool | None:
-        """Whether it is the true label; None where nothing is simply right or wrong."""
+        """Whether it is the true label; None if predictions are not simply right or wrong."""
         ...
 
 
 class Method(NamedTuple):
-    """`reads` says what the function is given: a tape of attention, one with gradients, or the case itself."""
+    """`reads` is the input of the function: a tape of attention, a tape with gradients, or the case itself."""
 
     function: Callable[..., Tensor | Attribution]
     reads: Literal["attention", "gradients", "model"]
@@ -69,7 +69,7 @@ METHODS: dict[str, Method] = {
 DEFAULT = "integrated_gradients"
 """Suits every network; docs/methods.md compares it with the others."""
 REPORTED = ("rollout", "integrated_gradients")
-"""What a report shows: where the network looked (the ViT paper's Figure 6), and what decided."""
+"""Methods shown in a report: attention (the ViT paper's Figure 6), and attribution."""
 WITHOUT_ATTENTION = ("integrated_gradients", "occlusion")
 """What any network can be asked; one whose tokens stand somewhere has a Grad-CAM too."""
 MAX_INCOMPLETE = 0.05
@@ -77,19 +77,19 @@ MAX_INCOMPLETE = 0.05
 
 
 class Location(NamedTuple):
-    """How a map overlaps a region known to matter."""
+    """Overlap of a map with a region that is known to matter."""
 
     share: float
-    """Of the map, how much lies inside."""
+    """Share of the map inside the region."""
     pointing: bool
-    """The pointing game: whether the map's peak lies inside."""
+    """The pointing game: whether the map's peak is inside the region."""
     area: float
-    """Of the picture, how much the region is: what a map that knows nothing scores."""
+    """Share of the picture that the region covers: the expected score of an uninformative map."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`map` (*size) sums to one over the input, or is zero where nothing supports the target.
+    """`map` (*size) sums to one over the input, or is all zeros if nothing supports the target.
 
     `scores`, `random_correlation` and `completeness_error` say whether to believe it. The first two are of this map:
     evidence against the target, which it leaves out, counts nowhere.
@@ -110,14 +110,14 @@ class Explanation:
     completeness_error: float | None
     """Of integrated gradients: how far they are from adding up to the score, as a share of it."""
     picture: Tensor
-    """What the network saw: (channels, *size) in 0..1."""
+    """The network's input before normalisation: (channels, *size) in 0..1."""
     where: TokenMap
     mask: Tensor | None = None
-    """Where the cause is known to lie, (*size), if that was given."""
+    """The region of the known cause, (*size), if given."""
     location: Location | None = None
-    """How the map lies to it."""
+    """Overlap of the map with the mask."""
     label: str | None = None
-    """The true class, where it is known."""
+    """The true class, if known."""
     frame: Frame | None = None
     """Where the input lies in its file."""
     photo: Tensor | None = None
@@ -158,7 +158,7 @@ class Explanation:
 
     @property
     def file_map(self) -> Tensor:
-        """The map on the file's own pixels; zero where the network saw nothing."""
+        """The map on the file's pixels; zero outside of the network's input."""
         if self.frame is None:
             raise ConfigError("where this input lies in a file is not known")
         return self.frame.map_to_file(self.map)
@@ -178,7 +178,7 @@ class Explanation:
         return draw([self], Path(path))
 
     def about(self, name: str, label: str | None = None) -> Explanation:
-        """The same, with the sample's name and its true class."""
+        """The same explanation with the sample's name and true class."""
         return replace(self, prediction=self.prediction.named(name), label=label)
 
     def to_json(self) -> dict[str, Any]:
@@ -219,12 +219,12 @@ def sensible(model: Network) -> tuple[str, ...]:
 
 
 def reported(model: Network) -> tuple[str, ...]:
-    """What a report shows for a network: where it looked, as far as it can say so, and what decided."""
+    """The methods that a report shows for a network."""
     return REPORTED if attends(model) else sensible(model)[:2]
 
 
 def check_method(method: str, options: dict[str, Any], model: Network | None = None) -> None:
-    """Refuse a method that does not exist, an option it does not take, or a model it makes no sense for."""
+    """Refuse an unknown method, an unknown option, or a model that the method cannot explain."""
     if method not in METHODS:
         raise ConfigError(f"there is no method called {method!r}", do=did_you_mean(method, METHODS))
     for name in options:
@@ -313,7 +313,7 @@ def explain(
 
 
 def locate(painted: Tensor, mask: Tensor) -> Location:
-    """How much of a map (*size), and whether its peak, lies where `mask` (*size) is true."""
+    """Share of a map (*size) inside `mask` (*size), and whether its peak is inside."""
     share = float(painted[mask].sum() / painted.sum().clamp_min(1e-30))
     pointing = bool(painted.max() > painted.min() and mask.flatten()[painted.argmax()])
     return Location(share, pointing, float(mask.float().mean()))

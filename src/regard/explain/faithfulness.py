@@ -24,7 +24,7 @@ CONSTANT = 1e-6
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Scores of one map. `random` is what random maps score, the same on average for both measures."""
+    """Scores of one map. `random` is the mean score of random maps, the same for both measures."""
 
     deletion: float
     insertion: float
@@ -32,15 +32,15 @@ class Faithfulness:
     random_spread: float
     """Standard deviation of the gain over random maps."""
     beaten: float
-    """Share of random maps with a smaller gain: about half for a map that knows nothing."""
+    """Share of random maps with a smaller gain: about half for an uninformative map."""
     maps: int
-    """How many random maps that was."""
+    """Number of random maps."""
     deletion_curve: tuple[float, ...]
     insertion_curve: tuple[float, ...]
 
     @property
     def gain(self) -> float:
-        """insertion − deletion: zero for a map that knows nothing, positive for one that does."""
+        """insertion − deletion: zero on average for an uninformative map, positive for a faithful one."""
         return self.insertion - self.deletion
 
     @property
@@ -50,7 +50,7 @@ class Faithfulness:
 
     @property
     def verdict(self) -> str:
-        """In words, whether to believe the map."""
+        """One sentence: whether to trust the map."""
         answers = self.insertion_curve + self.deletion_curve
         if max(answers) - min(answers) < 1e-4:
             return "cannot be tested: the answer never moves, as of a head that is not trained"
@@ -105,7 +105,7 @@ def faithfulness(
     """
     steps = min(where.places, (16 if where.places <= 64 else 8) if steps is None else steps)
     draw = torch.Generator().manual_seed(seed)
-    mixed = torch.randperm(where.places, generator=draw)  # equal values stand in random order, not from the top down
+    mixed = torch.randperm(where.places, generator=draw)  # ties in random order
     ranked = mixed[torch.argsort(values.cpu()[mixed], descending=True, stable=True)]
     orders = [ranked, *(torch.randperm(where.places, generator=draw) for _ in range(maps))]
     ranks = torch.stack([both.argsort() for order in orders for both in (order, order.flip(0))])
@@ -128,7 +128,7 @@ def faithfulness(
     edge = len(ranks), 1
     curves = torch.cat([empty.expand(edge), between.reshape(len(ranks), steps - 1), full.expand(edge)], dim=1)
     areas = torch.trapezoid(curves, points.float() / where.places)
-    # Taking the best away first is keeping the worst first, read backwards: the areas are the same.
+    # Deleting the best first is inserting the worst first in reverse: the areas are the same.
     insertion, deletion = areas[0::2], areas[1::2]
     gain = insertion - deletion
     return Faithfulness(

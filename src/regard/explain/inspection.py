@@ -1,4 +1,4 @@
-"""All that `regard inspect` measures, and its figure."""
+"""The measurements of `regard inspect`, and its figure."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a network has learnt. What needs images is None where there were none."""
+    """Measurements of a network. Those that need images are None without images."""
 
     filters: Filters | None
-    """None where nothing in the network sees pixels through filters."""
+    """None if the network has no filters on pixels."""
     similarity: Tensor | None
     """(*grid, *grid): see `position_similarity`."""
     where: TokenMap
     uniform: float
-    """Mean distance in pixels of a query that looks everywhere alike."""
+    """Mean attention distance in pixels of uniform attention."""
     distance: Tensor | None = None
     """(layers, heads) in pixels: see `attention_distance`."""
     norms: TokenNorms | None = None
     pictures: Tensor | None = None
-    """(images, channels, *size) in 0..1, what the network saw."""
+    """(images, channels, *size) in 0..1, the network's inputs before normalisation."""
     neurons: tuple[RegisterNeuron, ...] = ()
     registered: TokenNorms | None = None
-    """Norms with test-time registers, where these were asked for and there were outliers to move."""
+    """Norms with test-time registers, if these were asked for and there were outliers."""
     excited: tuple[Visualisation, ...] = ()
     attends: bool = True
-    """Whether the network has attention; one without has no distances and no token norms."""
+    """Whether the network has attention; without it there are no distances and no token norms."""
 
     def save(self, path: str | Path) -> Path:
         """Draw everything into one PNG, SVG or PDF."""
         return draw_inspection(self, Path(path))
 
     def describe(self) -> str:
-        """The figures in words and a table, one row per layer."""
+        """The measurements as sentences and a table with one row per layer."""
         lines = []
         if self.filters is not None:
             shares = self.filters.shares
@@ -88,7 +88,7 @@ class Inspection:
         return "\n".join(lines) + "\n" + columns(header, rows)
 
     def with_excited(self, *excited: Visualisation) -> Inspection:
-        """The same, with feature visualisations drawn below."""
+        """The same inspection with feature visualisations, drawn below the rest."""
         return replace(self, excited=(*self.excited, *excited))
 
 
@@ -100,10 +100,10 @@ def inspect_model(
     registers: int = 0,
     tick: Callable[[int], None] = lambda done: None,
 ) -> Inspection:
-    """Look into a network; with `pictures` (images, channels, *size), at what it does with them too.
+    """Measure a network; with `pictures` (images, channels, *size) also its attention and token norms on them.
 
-    `normalise` makes the network's input of pictures. `registers` adds that many test-time registers and
-    measures token norms again, where there are outliers. `tick` is told how many pictures are done.
+    `normalise` turns pictures into the network's input. With `registers`, and if there are outliers, that many
+    test-time registers are added and token norms measured again. `tick` gets the number of finished pictures.
 
     >>> import regard
     >>> result = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
@@ -132,11 +132,11 @@ def inspect_model(
     result = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
     if not registers or not result.norms or not result.norms.outliers.any():
         return result
-    few = pictures[result.norms.outliers.any(1)][:BATCH]  # those with outliers show which neurons make them
+    few = pictures[result.norms.outliers.any(1)][:BATCH]  # pictures with outliers
     neurons = find_register_neurons(model, normalise(few).to(device))
     changed = with_test_time_registers(model, neurons, registers)
     after = _joined([token_norms(changed, normalise(part).to(device)) for part in pictures.split(BATCH)])
-    # The same cut as before: a lower one, from calmer tokens, would make outliers of ordinary tokens.
+    # The same threshold as before: a new one, from smaller norms, would mark ordinary tokens as outliers.
     return replace(result, neurons=tuple(neurons), registered=replace(after, threshold=result.norms.threshold))
 
 
@@ -146,15 +146,15 @@ def _outliers(name: str, norms: TokenNorms) -> str:
 
 
 def _joined(parts: list[TokenNorms]) -> TokenNorms:
-    """Norms of several batches as of one."""
+    """Norms of several batches, concatenated."""
     norms, where = torch.cat([part.norms for part in parts], dim=1), parts[0].where
     return TokenNorms(norms, outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
 
 
 def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> Tensor:
-    """Up to `most` test images of a run's own data (validation images where it had no test split).
+    """Up to `most` test images of the data of a run (validation images if it has no test split).
 
-    An error where the run is a lone checkpoint or its data is gone.
+    An error if `run` is a checkpoint file or its data has changed.
     """
     if not Path(run).expanduser().is_dir():
         raise DataError("a checkpoint file knows no images", where=run, do="give images")

@@ -24,7 +24,7 @@ from regard.nn import MultiHeadAttention, Tape, capture
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be explained: a prepared input x (1, C, *size), and the score it gets from the model."""
+    """One input to explain: a prepared input x (1, C, *size), and the function that scores it."""
 
     model: Network
     x: Tensor
@@ -71,7 +71,7 @@ def require_gradients(model: Network) -> None:
 
 
 def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | None = None) -> Tensor:
-    """Where the output token looked in one layer (the last by default): (batch, places).
+    """Attention of the output token in one layer (default: the last): (batch, places).
 
     One head, or the mean over heads.
     """
@@ -81,23 +81,23 @@ def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | N
 def rollout(tape: Tape, where: TokenMap, *, identity: bool = True) -> Tensor:
     """Attention rollout (Abnar & Zuidema, 2020): attention through all layers to the input, (batch, places).
 
-    Heads are averaged, residual connections are counted as looking at oneself, A = (W + I) / 2, and the
-    layers are multiplied. `identity=False` leaves the I out, as the ViT paper's appendix D.8 describes.
+    Heads are averaged, residual connections count as attention to oneself, A = (W + I) / 2, and the
+    layers are multiplied. `identity=False` leaves out I, as in the ViT paper's appendix D.8.
     """
     return _read(_rolled(tape, tape.attention, identity), where)
 
 
 def gradient_rollout(tape: Tape, where: TokenMap) -> Tensor:
-    """Rollout of attention weighted by what it did for the target: (batch, places).
+    """Rollout of attention weighted by its gradient for the target: (batch, places).
 
-    W is the mean over heads of (∇A ⊙ A)⁺, its rows made to sum to one; a row that did nothing for the
-    target looks at itself. Then as in `rollout`.
+    W is the mean over heads of (∇A ⊙ A)⁺, with rows normalised to sum to one. A row of zeros becomes attention to
+    itself. Then as in `rollout`.
     """
 
     def weights(layer: int) -> Tensor:
-        helped = _helped(tape, layer)
-        total, itself = helped.sum(-1, keepdim=True), torch.eye(helped.shape[-1], device=helped.device)
-        return torch.where(total > 0, helped / total.clamp_min(1e-30), itself)
+        evidence = _positive_evidence(tape, layer)
+        total, itself = evidence.sum(-1, keepdim=True), torch.eye(evidence.shape[-1], device=evidence.device)
+        return torch.where(total > 0, evidence / total.clamp_min(1e-30), itself)
 
     return _read(_rolled(tape, weights), where)
 
@@ -105,32 +105,32 @@ def gradient_rollout(tape: Tape, where: TokenMap) -> Tensor:
 def relevance(tape: Tape, where: TokenMap) -> Tensor:
     """Chefer, Gur & Wolf (ICCV 2021), equations 5 and 6 for self-attention: (batch, places).
 
-    R starts as the identity and gathers R + Ā R, layer by layer, with Ā the mean over heads of (∇A ⊙ A)⁺.
+    R starts as the identity; each layer adds Ā R, where Ā is the mean over heads of (∇A ⊙ A)⁺.
     """
     joint: Tensor | None = None
     for layer in range(len(tape)):
-        helped = _helped(tape, layer)
+        evidence = _positive_evidence(tape, layer)
         if joint is None:
-            joint = torch.eye(helped.shape[-1], device=helped.device).expand_as(helped)
-        joint = joint + helped @ joint
-    joint = _some(joint, tape)
-    # Without the identity it began with, which says only that every token is itself.
+            joint = torch.eye(evidence.shape[-1], device=evidence.device).expand_as(evidence)
+        joint = joint + evidence @ joint
+    joint = _require_layers(joint, tape)
+    # Without the initial identity, which only says that every token is itself.
     return _read(joint - torch.eye(joint.shape[-1], device=joint.device), where)
 
 
 def grad_cam(case: Case) -> Tensor:
     """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places).
 
-    After that attention only what the head reads has a gradient, so this is the last place where every
-    patch still has one. Without attention it is the original's: the cells of the last feature map.
-    Channels are weighted by their mean gradient over the placed tokens. Values below zero speak against
+    After that attention only the tokens that the head reads have a gradient, so this is the last layer where every
+    patch has one. Without attention it is the original method, on the cells of the last feature map.
+    Channels are weighted by their mean gradient over the patch tokens. Negative values are evidence against
     the target; a map leaves them out, which is Grad-CAM's ReLU.
     """
     entered: list[Tensor] = []
     modules, here = [m for m in case.model.modules() if isinstance(m, MultiHeadAttention)], get_ident()
 
     def keep(_: object, inputs: tuple[Tensor, ...]) -> None:
-        if get_ident() == here:  # other threads may be running the model too
+        if get_ident() == here:  # other threads may run the model too
             entered[:] = inputs[:1]
 
     def keep_tokens(_: object, inputs: object, output: Output) -> None:
@@ -148,10 +148,10 @@ def grad_cam(case: Case) -> Tensor:
         for handle in handles:
             handle.remove()
     (tokens,) = entered
-    slopes = torch.autograd.grad(score, tokens)[0]
+    gradients = torch.autograd.grad(score, tokens)[0]
     placed = slice(len(case.where.prefix), None)
-    tokens, slopes = tokens[:, placed].detach(), slopes[:, placed]
-    return (tokens * slopes.mean(1, keepdim=True)).sum(-1)
+    tokens, gradients = tokens[:, placed].detach(), gradients[:, placed]
+    return (tokens * gradients.mean(1, keepdim=True)).sum(-1)
 
 
 STEPS, MOST_STEPS, ENOUGH = 32, 256, 0.01
@@ -187,17 +187,17 @@ def _integrated(case: Case, steps: int, batch: int) -> Tensor:
         case.say(f"gradient {number * batch} of {steps}")
         with torch.enable_grad():
             way = (case.x.detach() * point.reshape(shape)).requires_grad_()
-            slopes = torch.autograd.grad(case.score(way).sum(), way)[0]
-        total += (slopes * weight.reshape(shape)).sum(0, keepdim=True)
+            gradients = torch.autograd.grad(case.score(way).sum(), way)[0]
+        total += (gradients * weight.reshape(shape)).sum(0, keepdim=True)
     return case.where.collect((total * case.x).sum(1))
 
 
 @torch.inference_mode()
 def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
-    """How far the score falls when a place becomes the mean colour (Zeiler & Fergus, 2014): (1, places).
+    """The drop of the score when a place is replaced by the mean colour (Zeiler & Fergus, 2014): (1, places).
 
-    `window` tokens along each axis are covered at a time, moving by one; a token gets the mean over the
-    windows that covered it.
+    A window of `window` tokens per axis is moved by one token at a time. A token gets the mean over the windows
+    that cover it.
     """
     where = case.where
     if not 1 <= window <= min(where.grid):
@@ -217,18 +217,18 @@ def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
 
 
 def _rolled(tape: Tape, weights: Callable[[int], Tensor], identity: bool = True) -> Tensor:
-    """The layers' weights multiplied, the later from the left, each averaged with the identity first (if so wished)."""
+    """The product of the layers' weights, later layers from the left, each averaged with the identity if asked for."""
     joint: Tensor | None = None
     for layer in range(len(tape)):
         step = weights(layer)
         if identity:
             step = (step + torch.eye(step.shape[-1], device=step.device)) / 2
         joint = step if joint is None else step @ joint
-    return _some(joint, tape)
+    return _require_layers(joint, tape)
 
 
-def _helped(tape: Tape, layer: int) -> Tensor:
-    """The mean over heads of (∇A ⊙ A)⁺: attention as far as it spoke for the target."""
+def _positive_evidence(tape: Tape, layer: int) -> Tensor:
+    """The mean over heads of (∇A ⊙ A)⁺: attention that supports the target."""
     heads = tape.heads(layer)
     total = (tape.gradient(layer, 0) * tape.attention(layer, 0)).clamp_min(0)
     for head in range(1, heads):
@@ -236,16 +236,13 @@ def _helped(tape: Tape, layer: int) -> Tensor:
     return total / heads
 
 
-def _some(joint: Tensor | None, tape: Tape) -> Tensor:
-    """What was gathered; of an empty tape, the error that says so."""
+def _require_layers(joint: Tensor | None, tape: Tape) -> Tensor:
+    """The product; an error if the tape is empty."""
     return tape.attention(0) if joint is None else joint
 
 
 def _read(weights: Tensor, where: TokenMap) -> Tensor:
-    """The row that the prediction is read from, over the tokens that have a place.
-
-    That is the class token's; without one, the mean over the rows that are pooled.
-    """
+    """The row of the class token, over the patch tokens; without a class token, the mean over the pooled rows."""
     placed = slice(len(where.prefix), None)
     if where.prefix[:1] == ("class",):
         return weights[:, 0, placed]

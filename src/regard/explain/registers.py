@@ -1,4 +1,4 @@
-"""Test-time registers: outlier tokens moved off the picture without any training.
+"""Test-time registers: outlier activations are moved from patch tokens to added tokens, without training.
 
 Jiang et al., "Vision Transformers Don't Need Trained Registers" (2025): in networks that have outlier
 tokens, a few neurons of the MLPs make them. Their activation is moved to a token that was added for it.
@@ -30,7 +30,7 @@ class RegisterNeuron(NamedTuple):
 
 @torch.inference_mode()
 def find_register_neurons(model: Network, x: Tensor, top: int = 10) -> list[RegisterNeuron]:
-    """The `top` neurons that are most active, after the activation function, where outlier tokens stand.
+    """The `top` neurons with the largest activation, after the activation function, at outlier tokens.
 
     The paper's algorithm 1: the mean of |activation| over an image's outliers, then over the images that
     have any, in the layers up to the one where outliers appear. Here that is the first block after which
@@ -55,7 +55,7 @@ def find_register_neurons(model: Network, x: Tensor, top: int = 10) -> list[Regi
 
 
 def appears(norms: TokenNorms) -> int:
-    """The first layer after which most of the final outliers already stand out."""
+    """The first layer after which most of the final outliers are outliers already."""
     for layer, placed in enumerate(norms.placed):
         if placed[norms.outliers].median() > outlier_threshold(placed):
             return layer
@@ -63,12 +63,12 @@ def appears(norms: TokenNorms) -> int:
 
 
 def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], count: int = 1) -> ViT:
-    """A copy of a ViT with `count` registers of zeros more, to which the given neurons' activity is moved.
+    """A copy of a ViT with `count` more registers of zeros, to which the activations of the given neurons are moved.
 
     For each neuron, every added register gets the largest activation that any placed token has, and the
-    placed tokens get zero; class token and trained registers keep theirs. An added register takes part in
-    attention like any token, so even without neurons each query spends a share on it and the output is
-    not quite the original's; with count=0 and no neurons it is.
+    placed tokens get zero. Class token and trained registers keep theirs. An added register takes part in
+    attention like any token, so even without neurons each query gives it some weight and the output differs
+    slightly from the original. With count=0 and no neurons it is the same.
 
     >>> import regard
     >>> model = regard.create("vit_nano", classes=3, size=16)
@@ -96,7 +96,7 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
 
 def _mover(neurons: list[int], spare: slice) -> Callable[..., Tensor]:
     def move(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
-        if hidden.shape[1] <= spare.stop:  # class_token_only: only the class token is left, and keeps what it has
+        if hidden.shape[1] <= spare.stop:  # class_token_only: only the class token, which stays unchanged
             return hidden
         hidden = hidden.clone()
         hidden[:, spare, neurons] = hidden[:, spare.stop :, neurons].amax(1, keepdim=True)

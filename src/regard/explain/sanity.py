@@ -19,7 +19,7 @@ MAX_CORRELATION = 0.5
 
 @torch.no_grad()
 def random_twins(model: Network, count: int = 2, seed: int = 0) -> list[Network]:
-    """Copies of the model whose weights are random, with the mean and spread of the learnt ones, tensor by tensor."""
+    """Copies of the model with random weights that have the mean and standard deviation of each trained tensor."""
     twins = []
     for number in range(count):
         twin = deepcopy(model).eval()
@@ -36,7 +36,7 @@ def random_twins(model: Network, count: int = 2, seed: int = 0) -> list[Network]
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
-    """Spearman's rank correlation of two maps, ties ranked by their mean; of a constant map, zero."""
+    """Spearman's rank correlation of two maps, with mean ranks for ties; zero if a map is constant."""
     from scipy.stats import spearmanr
 
     if one.min() == one.max() or other.min() == other.max():

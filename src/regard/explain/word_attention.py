@@ -23,13 +23,13 @@ from regard.nn import Attention, Tape, capture
 
 KINDS = ("encoder", "decoder", "cross")
 LONGEST = 512
-"""Tokens a sentence may have: beyond, neither a picture nor a page could show what is kept of every head."""
+"""Limit of tokens per sentence: more could not be shown in a picture or page."""
 ROOM = 2_000_000
-"""Characters that the weights of one sentence may take in a report."""
+"""Limit of characters for the weights of one sentence in a report."""
 
 
 class Sentence(NamedTuple):
-    """A text with its tokens: their numbers, and what each of them stands for."""
+    """A text with its tokens: their numbers and their pieces of the text."""
 
     text: str
     ids: tuple[int, ...]
@@ -37,7 +37,7 @@ class Sentence(NamedTuple):
 
     @property
     def groups(self) -> list[int]:
-        """For each token, the number of its group: tokens of one word are one; a special token is one by itself."""
+        """The group number of each token: the tokens of a word are one group, each special token is one."""
         groups: list[int] = []
         for n, piece in enumerate(self.pieces):
             joins = n > 0 and piece.word >= 0 and piece.word == self.pieces[n - 1].word
@@ -46,7 +46,7 @@ class Sentence(NamedTuple):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The text of each token; of one that is a space alone, the sign for it."""
+        """The text of each token; "␣" for a token that is only a space."""
         return tuple(piece.text or "␣" for piece in self.pieces)
 
     @property
@@ -60,7 +60,7 @@ class Sentence(NamedTuple):
 
 
 class WordMatrix(NamedTuple):
-    """weights (queries, keys), each row of which sums to one, and what the queries and the keys are called."""
+    """weights (queries, keys), whose rows sum to one, and the labels of queries and keys."""
 
     weights: Tensor
     queries: tuple[str, ...]
@@ -69,31 +69,31 @@ class WordMatrix(NamedTuple):
 
 @dataclass(frozen=True)
 class WordAttention:
-    """All attention of one pass over a sentence and its translation, and ways to read it."""
+    """All attention of one forward pass over a sentence and its translation."""
 
     source: Sentence
-    """With its end: the encoder's words, and what "cross" looks at."""
+    """With its end token: the encoder's words, and the keys of "cross"."""
     target: Sentence
-    """The translation as it is written, with its end: what asks in "decoder" and "cross"."""
+    """The translation with its end token: the queries of "decoder" and "cross"."""
     read: Sentence
-    """What the decoder had been given when it wrote that: a start, and the translation but for its last token."""
+    """The decoder's input: a start token, and the translation without its last token."""
     weights: dict[str, Tensor]
-    """By kind, (layers, heads, queries, keys). A recurrent translator has "cross" alone, its alignment."""
+    """By kind, (layers, heads, queries, keys). A recurrent translator has only "cross", its alignment."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What can be asked for; rollout where there is more to follow than one alignment."""
+        """The kinds of attention; with "rollout" if there are several layers of attention."""
         return (*self.weights, *(["rollout"] if "encoder" in self.weights else []))
 
     def sides(self, kind: str) -> tuple[Sentence, Sentence]:
-        """Whose tokens ask, and whose are looked at."""
+        """The sentences of the queries and of the keys."""
         if kind not in self.kinds:
             raise ConfigError(f"this translator has no attention {kind!r}", do=did_you_mean(kind, self.kinds))
         sides = {"encoder": (self.source, self.source), "decoder": (self.target, self.read)}
         return sides.get(kind, (self.target, self.source))
 
     def tokens(self, kind: str, layer: int = -1, head: int | None = None) -> WordMatrix:
-        """One head of one layer, or the mean over its heads, token by token. A rollout has neither layer nor head."""
+        """One head of one layer, or the mean over heads, per token. Layer and head are ignored for "rollout"."""
         queries, keys = self.sides(kind)
         if kind == "rollout":
             return WordMatrix(self.rollout(), queries.tokens, keys.tokens)
@@ -106,7 +106,7 @@ class WordAttention:
         return WordMatrix(chosen.mean(0) if head is None else chosen[head], queries.tokens, keys.tokens)
 
     def words(self, kind: str, layer: int = -1, head: int | None = None) -> WordMatrix:
-        """As `tokens`, word by word: what goes to a word is what goes to all its tokens, on average from them."""
+        """As `tokens`, per word: weights are summed over the tokens of a key word, averaged over those of a query."""
         queries, keys = self.sides(kind)
         merged = merge(self.tokens(kind, layer, head).weights, queries.groups, keys.groups)
         return WordMatrix(merged, queries.words, keys.words)
@@ -141,9 +141,9 @@ class WordAttention:
         return list(self.weights[kind].double().mean(1)) if kind in self.weights else []
 
     def relevance(self) -> Tensor:
-        """How much each word of the source had to do with the whole translation: rollout's mean over what is written.
+        """Relevance of each source word for the translation, (source words,): the mean of rollout over the target.
 
-        (source words,), which sum to one.
+        Sums to one.
         """
         return merge(self.rollout(), [0] * len(self.target.ids), self.source.groups)[0]
 

@@ -1,5 +1,5 @@
-"""The networks: each takes tensors, returns a named tuple, and maps its tokens to places on the input.
+"""The networks. Each takes tensors, returns a named tuple, and has a token map.
 
-- A family is a folder: `config.py` has its settings and sizes, free of torch; `network.py` has the module.
-- `base` is what every network offers, `config` what every config does.
+- A family is a folder: `config.py` has its settings and sizes and does not import torch; `network.py` has the module.
+- `base` has the base class of networks, `config` that of configs.
 """

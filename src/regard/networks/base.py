@@ -9,7 +9,7 @@ from regard.geometry import TokenMap
 
 
 class Output(NamedTuple):
-    """logits (B, classes); features (B, width), the input of the head; tokens (B, N, width), pooled to features."""
+    """logits (B, classes); features (B, width), the input of the head; tokens (B, N, width), before pooling."""
 
     logits: Tensor
     features: Tensor
@@ -17,30 +17,30 @@ class Output(NamedTuple):
 
 
 class Network(nn.Module):
-    """What every model of the package offers.
+    """Base class of all models.
 
-    `forward(x, class_token_only=True)` skips work that the logits do not need: where there is a class token, the
-    output's `tokens` hold it alone.
+    `forward(x, class_token_only=True)` skips work that the logits do not need: if there is a class token, the
+    output's `tokens` contain only that.
     """
 
     BLOCKS: ClassVar[tuple[type[nn.Module], ...]] = ()
     """Classes of its repeated blocks."""
     TOKENS_ON_INPUT: ClassVar[bool] = False
-    """Whether the token map gives the places of the output's tokens on the input."""
+    """Whether the output's tokens are at the positions of the token map."""
 
     config: Any
-    """Its frozen dataclass of settings."""
+    """The frozen dataclass of its settings."""
     loaded: Any = None
-    """The report on the weights that were loaded, if any were."""
+    """If weights were loaded: the report on how each was used."""
     checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, a third more time."""
     frozen: tuple[str, ...] = ()
-    """Modules that do not train: they stay in evaluation mode, without dropout or updates of batch statistics."""
+    """Modules that do not train: they stay in evaluation mode, without dropout or updates of BatchNorm statistics."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Families have different attributes, and `regard.create` chooses a family by name."""
+            """For type checkers: families have different modules, and `regard.create` chooses one by name."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -63,9 +63,9 @@ class Network(nn.Module):
         return block(*inputs, **options)
 
     def compiled(self) -> list[nn.Module]:
-        """Modules to compile one by one: all blocks share one graph, so compiling takes seconds, not minutes."""
+        """Modules to compile separately: all blocks share one graph, so compiling takes seconds, not minutes."""
         return self.repeated()
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
-        """Places of the tokens on an input of this size (default: the configured size)."""
+        """The box of each token on an input of this size (default: the configured size)."""
         raise NotImplementedError

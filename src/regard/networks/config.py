@@ -1,4 +1,4 @@
-"""Base classes of the configs: shared fields, and properties of each family. Free of torch."""
+"""Base classes of the configs: fields, and facts about a family that other modules use. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from regard.errors import ConfigError
 
 
 def shape(default: Any, help: str, common: bool = False) -> Any:
-    """A field of a config with its help text; `common` ones are in `regard train --help`."""
+    """A field of a config with its help text; if `common`, it is shown by `regard train --help`."""
     return field(default=default, metadata={"help": help, "common": common})
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """A network's shape, as a frozen dataclass per family."""
+    """Settings of a network; each family has its own subclass."""
 
     family: ClassVar[str]
-    """Name of its folder in `networks`, and of its table of names in `weights`."""
+    """Name of its folder in `networks`, and of its table of weight names in `weights`."""
     inputs: ClassVar[Literal["image", "text"]]
     named_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that the name of a model decides: weights loaded under that name must agree with them."""
     can_checkpoint: ClassVar[bool] = False
-    """Whether it can recompute its activations in the backward pass."""
+    """Whether it supports activation checkpointing."""
     can_compile: ClassVar[bool] = True
     """Whether compiling makes it faster on a GPU."""
 
 
 @dataclass(frozen=True)
 class ImageConfig(NetworkConfig):
-    """Config of networks for signals, images or volumes; `size` has as many axes as the input."""
+    """Config of networks for signals, images or volumes; `size` has one number per axis of the input."""
 
     inputs = "image"
     any_size: ClassVar[bool] = True
-    """Whether it takes inputs of other sizes than its own."""
+    """Whether it takes inputs of other sizes than the configured one."""
 
     size: tuple[int, ...] = shape(
         (224, 224), "Input size in pixels: one number, or one per axis. Default: chosen by the data.", common=True
@@ -48,7 +48,7 @@ class ImageConfig(NetworkConfig):
 
     @property
     def features(self) -> int:
-        """Dimension of the features that the head reads."""
+        """Dimension of the head's input."""
         raise NotImplementedError
 
     @property
@@ -58,17 +58,17 @@ class ImageConfig(NetworkConfig):
 
     @property
     def last_layer(self) -> str:
-        """Name of the linear layer that gives the logits."""
+        """Name of the linear layer that computes the logits."""
         return "head"
 
     def with_linear_head(self) -> Self:
-        """The same with a head of one linear layer."""
+        """The same config with a head of one linear layer."""
         return self
 
 
 @dataclass(frozen=True)
 class TextConfig(NetworkConfig):
-    """Config of translators: vocabulary, embeddings and special tokens."""
+    """Config of translators: vocabularies, embeddings, and three special tokens."""
 
     inputs = "text"
 
@@ -83,7 +83,7 @@ class TextConfig(NetworkConfig):
     dropout: float = shape(0.1, "Dropout rate.")
     padding: int = 0
     start: int = 1
-    """The token that starts every target."""
+    """The decoder's input before the first word."""
     end: int = 2
 
     def __post_init__(self) -> None:

@@ -1,14 +1,14 @@
-"""From scores of next words to sentences: greedy and beam search.
+"""Greedy search and beam search.
 
 Vaswani et al., section 6.1, after Wu et al., "Google's Neural Machine Translation System" (2016), equation 14: a
-sentence's score is its log-probability over ((5 + length) / 6)^penalty, its end counted. Letters in shapes as in
-`translator`, and L: words there is room for.
+sentence's score is its log-probability divided by ((5 + length) / 6)^penalty; the length includes the end token.
+Letters in shapes as in `translator`, and L: maximal number of words.
 
 Departures:
-- Of GNMT's penalties there is only that of length.
-- A sentence may end only if it is among the K best continuations. Once K have ended the search is over, sooner where
-  no other could be among the best asked for; so a beam of one is greedy search.
-- The last word allowed is always the end. Padding is never a word.
+- Of GNMT's penalties only the length penalty is used.
+- A sentence may end only if it is among the K best continuations. The search is over once K sentences have ended, or
+  earlier if no other sentence can become one of the `best`. So a beam of one is greedy search.
+- The last allowed word is always the end token. Padding is never chosen.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from regard.errors import ConfigError
 from regard.networks.translator import Translator
 
 CHECK_EVERY = 8
-"""Steps on a GPU between two checks whether all sentences are done: each check waits for the GPU."""
+"""Steps on a GPU between two checks whether all sentences are done. Each check synchronises with the GPU."""
 
 DROP = 0.125
-"""Share of finished sentences at which they are dropped from the batch, which copies the others."""
+"""Finished sentences are dropped from the batch once they are at least this share: dropping copies the others."""
 
 
 class Hypotheses(NamedTuple):
-    """words (B, n, L), best first, each ended by the end token and padded; scores (B, n)."""
+    """words (B, n, L), best first, each ended and padded; scores (B, n)."""
 
     words: Tensor
     scores: Tensor
 
 
 def length_penalty(length: Tensor | float, penalty: float) -> Tensor | float:
-    """The length penalty: log-probabilities are divided by it.
+    """The divisor of log-probabilities.
 
     >>> length_penalty(1, 0.6), length_penalty(13, 1.0)
     (1.0, 3.0)
@@ -49,7 +49,7 @@ def length_penalty(length: Tensor | float, penalty: float) -> Tensor | float:
 def greedy(
     model: Translator, source: Tensor, *, penalty: float = 0.6, ratio: float = 1.0, constant: int = 50
 ) -> Hypotheses:
-    """The likeliest word each time, for sources (B, S); at most ratio × words of the source + constant, as the paper.
+    """Greedy search for sources (B, S): at most ratio × source words + constant words, as in the paper.
 
     >>> import regard
     >>> model, source = regard.create("transformer_nano", vocabulary=20), torch.tensor([[5, 6, 7, 2]])
@@ -61,7 +61,7 @@ def greedy(
 
 @torch.no_grad()
 def stream(model: Translator, source: Tensor, *, ratio: float = 1.0, constant: int = 50) -> Iterator[Tensor]:
-    """The words of `greedy` as they are found: (B,) at a time, padding for those that have ended."""
+    """The words of `greedy`, yielded one by one as (B,); padding for sentences that have ended."""
     limit, length = limits(model, source, ratio, constant)
     with evaluating(model):
         search = Search(model, source, limit, length, beams=1, penalty=0.0, best=1)
@@ -86,7 +86,7 @@ def beam_search(
     ratio: float = 1.0,
     constant: int = 50,
 ) -> Hypotheses:
-    """The `best` sentences of a beam search of size `beams`, for sources (B, S).
+    """The `best` sentences of a beam search with `beams` beams, for sources (B, S).
 
     >>> import regard
     >>> model, source = regard.create("transformer_nano", vocabulary=20), torch.tensor([[5, 6, 7, 2]])
@@ -117,7 +117,7 @@ def beam_search(
 
 
 def check_search(model: Translator, beams: int, penalty: float, best: int) -> None:
-    """An error for invalid settings of a search."""
+    """Refuse invalid settings of a search."""
     if not 1 <= best <= beams or model.config.target_words < 2:
         raise ConfigError(f"{best} best of {beams} beams cannot be had", do="give beams=4, and best= up to as many")
     if penalty < 0:
@@ -125,9 +125,9 @@ def check_search(model: Translator, beams: int, penalty: float, best: int) -> No
 
 
 class Search:
-    """A beam search between two steps. `advance` keeps every shape, writes in place and never waits for the device.
+    """The state of a beam search. `advance` changes no shape, writes in place and never synchronises with the device.
 
-    So a GPU can record one `advance` and replay it, for other sentences too after a `restart`.
+    So one `advance` can be recorded as a CUDA graph and replayed, also for other sentences after a `restart`.
     """
 
     def __init__(
@@ -152,25 +152,25 @@ class Search:
             words.fill_(self.model.config.padding)
         for scores in (self.running_scores, self.ended_scores):
             scores.fill_(float("-inf"))
-        self.running_scores[:, 0] = 0.0  # beams begin alike, so only the first counts
+        self.running_scores[:, 0] = 0.0  # all beams start equal, so only the first counts
         self.newest.fill_(self.model.config.start)
         self.at.zero_()
         self.done.zero_()
 
     def restart(self, source: Tensor, limit: Tensor) -> None:
-        """Begin anew with sources of the same shape, in the same memory."""
+        """Start a new search with sources of the same shape, in the same memory."""
         self.state.restart(self.model.begin(self.model.encode(source), self.beams, self.length))
         self.limit.copy_(limit)
         self._reset()
 
     def select(self, sentences: Tensor) -> None:
-        """Continue with these sentences (numbers of them) alone, in other memory."""
+        """Continue with these sentences only (indices in the batch), in new memory."""
         for name in ("limit", "newest", "running", "running_scores", "ended", "ended_scores", "done"):
             setattr(self, name, getattr(self, name)[sentences])
         self.state = self.state.select(sentences, self.beams)
 
     def result(self) -> Hypotheses:
-        """The best sentences so far, in memory that the next step writes to."""
+        """The best sentences so far, as views of memory that the next step overwrites."""
         return Hypotheses(self.ended[:, : self.best], self.ended_scores[:, : self.best])
 
     def advance(self) -> None:
@@ -192,20 +192,22 @@ class Search:
         self.newest.copy_(word.gather(1, chosen))
         self.state.reorder(beam.gather(1, chosen))
 
-        # A score can only fall as words are added, and is divided by no more than the penalty of the last word allowed.
-        hope = left[:, 0] / length_penalty(self.limit, self.penalty)
+        # Log-probabilities only fall as words are added, and the divisor is largest at the maximal length.
+        upper_bound = left[:, 0] / length_penalty(self.limit, self.penalty)
         full = kept[:, -1] > float("-inf")
-        self.done.logical_or_(full | (kept[:, self.best - 1] >= hope))
+        self.done.logical_or_(full | (kept[:, self.best - 1] >= upper_bound))
         self.at.add_(1)
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The 2K best continuations of each sentence, of which at most K end, so that K remain: their scores, their
-        newest words, and which beam each continues, (B, 2K)."""
+        """The 2K best continuations of each sentence: scores, newest words and beam indices, (B, 2K) each.
+
+        At most K of them end, so at least K remain.
+        """
         config, count = self.model.config, 2 * self.beams
         logits = self.model.score(self.model.step(self.newest, self.state)).float()  # (B, K, V)
         total = logits.logsumexp(dim=-1, keepdim=True)
         logits[..., config.padding] = float("-inf")
-        best, word = logits.topk(min(count, logits.shape[-1]))  # of each beam first: V is large
+        best, word = logits.topk(min(count, logits.shape[-1]))  # per beam first, because V is large
         last = (self.limit <= self.at + 1)[:, None, None]
         ends = logits[..., config.end, None].where(torch.arange(best.shape[-1], device=best.device) == 0, float("-inf"))
         best, word = torch.where(last, ends, best), torch.where(last, config.end, word)
@@ -214,12 +216,13 @@ class Search:
 
 
 def _pick(sentences: Tensor, index: Tensor) -> Tensor:
-    """Of sentences (B, N, L), those at index (B, M)."""
+    """The sentences at `index` (B, M), of sentences (B, N, L)."""
     return sentences.gather(1, index[:, :, None].expand(-1, -1, sentences.shape[2]))
 
 
 def limits(model: Translator, source: Tensor, ratio: float, constant: int) -> tuple[Tensor, int]:
-    """Maximum length of each target (B,), with its end token, and of any target; no values are read from the device."""
+    """The maximal length of each target, with its end token (B,), and of all targets: a number that depends on the
+    shape of the source only."""
     most = max(1, int(ratio * source.shape[1] + constant))
     most = most if model.longest is None else min(most, model.longest)
     words = model.mask(source).sum(dim=1)
@@ -227,13 +230,13 @@ def limits(model: Translator, source: Tensor, ratio: float, constant: int) -> tu
 
 
 def time_to_check(step: int, source: Tensor) -> bool:
-    """Whether to check if all sentences are done, which waits for a GPU."""
+    """Whether to check after this step if all sentences are done, which synchronises with a GPU."""
     return source.device.type == "cpu" or (step + 1) % CHECK_EVERY == 0
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; the former mode afterwards."""
+    """Evaluation mode inside the block; afterwards the mode is restored."""
     training = model.training
     model.eval()
     try:

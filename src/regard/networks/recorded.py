@@ -1,6 +1,6 @@
-"""Beam search over many batches: on a GPU one step is recorded as a CUDA graph and replayed for every word.
+"""Beam search over many batches. On a GPU one step is recorded as a CUDA graph and replayed for every word.
 
-A step is hundreds of small kernels, and launching them one by one from Python takes longer than they do.
+A step is hundreds of small kernels. To launch them one by one from Python takes longer than to run them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from regard.networks.decoding import Hypotheses, Search, check_search, evaluatin
 from regard.networks.translator import Translator
 
 WARM = 3  # ordinary steps before recording: libraries choose their kernels
-SHAPES = 8  # kept at most, the latest to come; each holds the past of all its beams,
-ROOM = 2**31  # bytes, beyond which no more than the next one is kept
+SHAPES = 8  # number of source shapes kept, the latest ones; each has its own key-value cache
+ROOM = 2**31  # bytes of all these caches; above it, older shapes are dropped before a new one is added
 
 
 class RecordedSearch:
-    """`beam_search` with fixed settings. It keeps memory and CUDA graph for each shape of sources.
+    """`beam_search` with fixed settings, which keeps memory and CUDA graph per shape of sources.
 
-    Off the GPU nothing is recorded, and the answers are the same. Weights may move between two calls, but only in
+    Without a GPU nothing is recorded, and the results are the same. Between two calls weights may only change in
     place.
 
     >>> import regard
@@ -44,7 +44,7 @@ class RecordedSearch:
         check_search(model, beams, penalty, best)
         self.model, self.beams, self.penalty, self.best = model, beams, penalty, best
         self.ratio, self.constant = ratio, constant
-        self.kept: dict[torch.Size, tuple[Search, Callable[[], None]]] = {}
+        self.searches: dict[torch.Size, tuple[Search, Callable[[], None]]] = {}
         self.pool: Any = None
 
     @torch.no_grad()
@@ -52,27 +52,33 @@ class RecordedSearch:
         """The best sentences for sources (B, S)."""
         limit, length = limits(self.model, source, self.ratio, self.constant)
         with evaluating(self.model):
-            if source.shape not in self.kept:
-                while len(self.kept) >= SHAPES or sum(search.state.nbytes() for search, _ in self.kept.values()) > ROOM:
-                    del self.kept[next(iter(self.kept))]
+            if source.shape not in self.searches:
+                while (
+                    len(self.searches) >= SHAPES
+                    or sum(search.state.nbytes() for search, _ in self.searches.values()) > ROOM
+                ):
+                    del self.searches[next(iter(self.searches))]
                 search = Search(
                     self.model, source, limit, length, beams=self.beams, penalty=self.penalty, best=self.best
                 )
                 play = self._recorded(search, source, limit) if source.is_cuda else search.advance
-                self.kept[source.shape] = search, play
-            search, play = self.kept[source.shape]
+                self.searches[source.shape] = search, play
+            search, play = self.searches[source.shape]
             search.restart(source, limit)
             for n in range(length):
                 play()
                 if time_to_check(n, source) and bool(search.done.all()):
                     break
-        # What the search holds is written over by the next batch.
+        # The next batch overwrites the memory of the search.
         return Hypotheses(*(part.clone() for part in search.result()))
+
+    def _nbytes(self) -> int:
+        return sum(search.state.nbytes() for search, _ in self.searches.values())
 
     def _recorded(self, search: Search, source: Tensor, limit: Tensor) -> Callable[[], None]:
         for _ in range(WARM):
             search.advance()
-            search.restart(source, limit)  # there may be room for fewer words than this
+            search.restart(source, limit)  # the length limit may be lower than WARM
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             search.advance()

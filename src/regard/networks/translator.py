@@ -1,7 +1,7 @@
-"""What every translator offers: sentences in, scores of the next word out, all at once or one word at a time.
+"""Base class of translators: they score all words of a target at once, or one word at a time.
 
-Letters in shapes: B sentences, S words of the source, T of the target, K beams of each sentence, V words there are.
-Sentences are padded at their end.
+Letters in shapes: B sentences, S words of the source, T of the target, K beams per sentence, V vocabulary size.
+Sentences are padded at the end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from regard.networks.config import TextConfig
 
 
 class Translation(NamedTuple):
-    """logits (B, T, V) of the word after each target word; features (B, T, width), what these are made of; memory
-    (B, S, width), what the encoder makes of the source."""
+    """logits (B, T, V) of the word after each target word; features (B, T, width), input of the output layer; memory
+    (B, S, width), output of the encoder."""
 
     logits: Tensor
     features: Tensor
@@ -28,65 +28,68 @@ class Translation(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The encoder's output: words (B, S, width); mask (B, S), true where there is a word; recurrent states."""
+    """Output of the encoder: words (B, S, width); mask (B, S), true where there is a word; last states."""
 
     words: Tensor
     mask: Tensor
     last: tuple[Tensor, ...] = ()
-    """Final states of a recurrent encoder: each (depth, B, width)."""
+    """Last states of a recurrent encoder: each (depth, B, width)."""
 
 
 class State(NamedTuple):
-    """The state of decoding between two steps. Shapes stay the same; steps write in place."""
+    """The state of decoding between two words. Shapes are the same at every step; steps write in place."""
 
     at: Tensor
-    """Number of words seen, as a tensor, so that a recorded CUDA graph can count."""
-    kept: tuple[Tensor, ...]
-    """State per beam, reordered with the beams: each (n, B · K, …)."""
-    fixed: tuple[Tensor, ...]
-    """State per sentence, shared by its beams: each (B, …)."""
-    common: tuple[Tensor, ...] = ()
-    """State shared by all sentences."""
+    """Number of words so far: a tensor of one number, so that a recorded step can increase it."""
+    per_beam: tuple[Tensor, ...]
+    """Tensors per beam, reordered with the beams: each (n, B · K, …)."""
+    per_sentence: tuple[Tensor, ...]
+    """Tensors per sentence, shared by its beams: each (B, …)."""
+    shared: tuple[Tensor, ...] = ()
+    """Tensors shared by all sentences."""
 
     def restart(self, fresh: State) -> None:
-        """Copy another state of the same shapes into this one's memory, so that a recorded CUDA graph can use it."""
+        """Copy a state of the same shapes into this memory, so that a recorded CUDA graph can be replayed on it."""
         for old, new in zip(self.tensors(), fresh.tensors(), strict=True):
             old.copy_(new)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.at, *self.kept, *self.fixed, *self.common)
+        return (self.at, *self.per_beam, *self.per_sentence, *self.shared)
 
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
-    def filled(self) -> int | None:
-        """Number of words seen; None where reading it would wait for the GPU or change a compiled shape."""
+    def length(self) -> int | None:
+        """Number of words so far; None on a GPU, where reading it would synchronise, and in compiled code, where it
+        would change a shape."""
         return None if self.at.device.type != "cpu" or torch.compiler.is_compiling() else int(self.at)
 
     def reorder(self, beams: Tensor) -> None:
         """Beam k of each sentence becomes what beam `beams[:, k]` (B, K) of that sentence was."""
         first = torch.arange(0, beams.numel(), beams.shape[1], device=beams.device)
         index = (beams + first[:, None]).flatten()
-        for tensor in self.kept:
+        for tensor in self.per_beam:
             tensor.copy_(tensor.index_select(1, index))
 
     def select(self, sentences: Tensor, beams: int) -> State:
-        """The state of some sentences, given by index, with so many beams each."""
-        kept = (t.unflatten(1, (-1, beams)).index_select(1, sentences).flatten(1, 2) for t in self.kept)
-        return State(self.at, tuple(kept), tuple(t.index_select(0, sentences) for t in self.fixed), self.common)
+        """The state of these sentences only (indices in the batch), with `beams` beams each."""
+        per_beam = (t.unflatten(1, (-1, beams)).index_select(1, sentences).flatten(1, 2) for t in self.per_beam)
+        return State(
+            self.at, tuple(per_beam), tuple(t.index_select(0, sentences) for t in self.per_sentence), self.shared
+        )
 
 
 class Translator(Network):
-    """An encoder that reads the source, and a decoder that scores each next word of the target."""
+    """An encoder of the source, and a decoder that scores each next word of the target."""
 
     longest: int | None = None
-    """The most words a target may have; None: any number."""
+    """Maximal number of words of a target; None: no limit."""
 
     def __init__(self, config: TextConfig):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.target_words, config.width)
-        """Of the target; of source and output too, where they are shared."""
+        """Of the target; also of source and output if embeddings are shared."""
         self.source_embedding = (
             None if config.embeddings == "shared" else nn.Embedding(config.source_words, config.width)
         )
@@ -96,7 +99,7 @@ class Translator(Network):
         self.output_bias = nn.Parameter(torch.empty(config.target_words)) if config.output_bias else None
 
     def reset_embeddings(self) -> None:
-        """Initialise rows to unit length on average, so that scaled embeddings and tied logits have unit variance."""
+        """Rows of unit length on average, so that embeddings scaled by √width, and tied logits, have unit variance."""
         for module in (self.embedding, self.source_embedding, self.output):
             if module is not None:
                 nn.init.normal_(module.weight, std=self.config.width**-0.5)
@@ -124,22 +127,22 @@ class Translator(Network):
 
     @abstractmethod
     def encode(self, source: Tensor) -> Memory:
-        """What the decoder looks at, of sources (B, S)."""
+        """The encoder's output for sources (B, S)."""
 
     @abstractmethod
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
-        """Features (B, T, width) of each target word, from the source and the words before it."""
+        """Features (B, T, width) of each target word, computed from the words up to it and the source."""
 
     @abstractmethod
     def begin(self, memory: Memory, beams: int, length: int) -> State:
-        """The state before the first word, with room for `length` words of each of so many beams."""
+        """The state before the first word, with space for `length` words of each beam."""
 
     @abstractmethod
     def step(self, words: Tensor, state: State) -> Tensor:
-        """Features (B, K, width), to be scored, of the word after each beam's newest, `words` (B, K); the state
-        advances by one word."""
+        """Features (B, K, width) for the next word of each beam, given its newest, `words` (B, K). The state advances
+        by one word."""
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
-        """Word by word: `size` is the number of words, such as (7,); 1 if not said, for any number will do."""
+        """One token per word: `size` is the number of words, such as (7,); default: (1,)."""
         size = size or (1,)
         return TokenMap(size, (1,), size)

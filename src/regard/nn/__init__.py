@@ -1,4 +1,4 @@
-"""The parts every network is made of. `attention` comes first: everything else stands around it."""
+"""Building blocks of all networks: attention, encoder and decoder blocks, patches, positions."""
 
 from regard.nn.attention import (
     Attention,
@@ -10,7 +10,7 @@ from regard.nn.attention import (
     recording,
 )
 from regard.nn.blocks import MLP, Activation, BlockConfig, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
-from regard.nn.decoder import DecoderBlock, Past
+from regard.nn.decoder import DecoderBlock, KeyValueCache
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.patches import (
     ConditionalPositions,
@@ -39,10 +39,10 @@ __all__ = [
     "DropPath",
     "EncoderBlock",
     "GridPositions",
+    "KeyValueCache",
     "LastNorm",
     "LayerScale",
     "MultiHeadAttention",
-    "Past",
     "PatchEmbed",
     "Tape",
     "WordOrder",

@@ -1,8 +1,10 @@
-"""The one attention, softmax(q kᵀ · scale) v: fused when it runs, exact when it is asked about.
+"""Attention, softmax(q kᵀ · scale) v (Vaswani et al., "Attention Is All You Need", equation 1).
 
-Vaswani et al., "Attention Is All You Need", equation 1. Nothing else in the package computes
-softmax(q kᵀ). Letters in shapes: B batch, H heads, Q queries, K keys, D dimensions of a query and key,
-E of a value.
+- `attend` runs the fused kernel. Inside `capture` it also records queries and keys.
+- `Tape` computes the exact weights of any layer and head from the record.
+- No other module computes softmax(q kᵀ).
+
+Letters in shapes: B batch, H heads, Q queries, K keys, D dimensions of a query and key, E of a value.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ def attend(
     bias: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Values (B, H, K, E) mixed for each query (B, H, Q, D) by how well it matches the keys (B, H, K, D).
+    """Scaled dot-product attention of queries (B, H, Q, D), keys (B, H, K, D) and values (B, H, K, E): (B, H, Q, E).
 
-    `scale` is 1/√D unless given. `mask` is true where a query may look, `bias` is added to the scaled
-    scores; both broadcast to (B, H, Q, K). `causal` lets query i see keys 0 to i, itself included.
-    A query that may look nowhere gives zeros. Runs the fused kernel; see `capture` for the weights.
+    `scale` is 1/√D unless given. `mask` is true where a query may attend. `bias` is added to the scaled
+    scores. Both broadcast to (B, H, Q, K). `causal` lets query i attend to keys 0 to i, itself included.
+    A query with no allowed key gives zeros. Runs the fused kernel; see `capture` for the weights.
 
     >>> q, k = torch.tensor([[0.2, 0.9, 0.0]]), torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0]])
     >>> attend(q, k, k, scale=1.0)
@@ -54,7 +56,7 @@ def attend(
 def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """softmax(vectorᵀ tanh(q + k)) v, the attention of Bahdanau et al. (2015), appendix A.1.2; shapes as in `attend`.
 
-    No fused kernel knows it: each pair of query and key needs D values, not one score.
+    There is no fused kernel for it: each pair of query and key needs D values, not one score.
 
     >>> q, k = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, -1.0]])
     >>> attend_additive(q, k, k, torch.tensor([1.0, 1.0]))
@@ -75,7 +77,7 @@ def attention_weights(
     bias: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """The weights (B, H, Q, K) themselves, for models whose features they are. Arguments as in `attend`."""
+    """The weights (B, H, Q, K), for models that use them as features. Arguments as in `attend`."""
     scoring = _Scoring(scale, mask, bias, causal)
     weights = _softmax(q, k, scoring)
     _record(q, k, None, weights, scoring)
@@ -83,7 +85,7 @@ def attention_weights(
 
 
 class _Scoring(NamedTuple):
-    """How a query scores the keys; the arguments of `attend`, or the vector of `attend_additive`."""
+    """Everything that decides the scores: the arguments of `attend`, or the vector of `attend_additive`."""
 
     scale: float | None = None
     mask: Tensor | None = None
@@ -93,7 +95,7 @@ class _Scoring(NamedTuple):
 
 
 def _limits(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor | None:
-    """Mask, bias and causality as one tensor: bool (may look) without a bias, else added to the scores."""
+    """Mask, bias and causal mask as one tensor: bool (true: allowed) without a bias, else a term of the scores."""
     mask, bias = scoring.mask, scoring.bias
     if scoring.causal:
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
@@ -126,18 +128,18 @@ def _record(q: Tensor, k: Tensor, v: Tensor | None, out: Tensor, scoring: _Scori
         return
     for tape in _TAPES.get():
         if tape._running:
-            # Cloned because q, k and v are usually views of one projection that would stay alive as a whole.
+            # Cloned because q, k and v are usually views of one projection, which would stay in memory.
             values = v.detach().clone() if tape._gradients and v is not None else None
             parts: list[Any] = [part.detach() if isinstance(part, Tensor) else part for part in scoring]
             detached = _Scoring(*parts)
             call = _Call(tape._name, q.detach().clone(), k.detach().clone(), detached, values, {})
             tape._calls.append(call)
             if tape._gradients and out.requires_grad:
-                out.register_hook(lambda gradient, call=call: call.arrived.update(last=gradient.detach()))
+                out.register_hook(lambda gradient, call=call: call.gradients.update(last=gradient.detach()))
 
 
 def recording() -> bool:
-    """Whether a tape listens, here and now; never in compiled code, which `capture` keeps from running."""
+    """Whether a tape is recording. Always false in compiled code, which does not run inside `capture`."""
     return not torch.compiler.is_compiling() and bool(_TAPES.get())
 
 
@@ -147,16 +149,16 @@ class _Call(NamedTuple):
     k: Tensor
     scoring: _Scoring
     v: Tensor | None
-    arrived: dict[str, Tensor]
-    """Under "last", the gradient that came back to the output in the latest backward pass."""
+    gradients: dict[str, Tensor]
+    """Under "last", the gradient of the output from the latest backward pass."""
 
 
 class Tape:
-    """The queries and keys of a model's latest forward pass, and from them any head's exact weights.
+    """The queries and keys of a model's latest forward pass, from which it computes the exact weights of any head.
 
-    Layers are numbered in the order they ran; `names` says which module each one was, and either the number or
-    the name ("decoder.3.cross") says which one is meant. Only queries and keys are kept (for gradients, values and
-    what came back too), so a tape costs as much as two activations a layer (four) and never a token × token matrix.
+    Layers are numbered in the order they ran. `names` has the module name of each. A layer is chosen by its number or
+    its name ("decoder.3.cross"). Only queries and keys are kept (with gradients also values and output gradients). So
+    a tape costs as much memory as two (four) activations per layer, and never a token × token matrix.
     """
 
     def __init__(self, gradients: bool = False) -> None:
@@ -178,12 +180,12 @@ class Tape:
 
     @property
     def nbytes(self) -> int:
-        """What the tape holds, in bytes."""
-        held = (t for call in self._calls for t in (*call[:3], call.v, *call.scoring, *call.arrived.values()))
+        """Memory of the tape, in bytes."""
+        held = (t for call in self._calls for t in (*call[:3], call.v, *call.scoring, *call.gradients.values()))
         return sum(t.nbytes for t in held if isinstance(t, Tensor))
 
     def heads(self, layer: int | str) -> int:
-        """How many heads a layer has."""
+        """Number of heads of a layer."""
         q = self._call(layer).q
         return q.shape[-3] if q.ndim > 2 else 1
 
@@ -195,19 +197,19 @@ class Tape:
         return self._of_head(self._weights, layer, head)
 
     def gradient(self, layer: int | str, head: int | None = None) -> Tensor:
-        """How the captured output's gradient depends on each weight of one head: (batch, queries, keys).
+        """The gradient of each weight of one head: (batch, queries, keys).
 
-        For a tape made with `gradients=True`, after a backward pass. The fused kernel never holds the
-        weights A, but its output is A v, and so ∂/∂A = ∂/∂(A v) vᵀ, exactly.
+        For a tape made with `gradients=True`, after a backward pass. The fused kernel never stores the
+        weights A. But its output is A v, so ∂/∂A = ∂/∂(A v) vᵀ, exactly.
         """
         if not self._gradients:
             raise RegardError("the tape keeps no gradients", do="use `regard.capture(model, gradients=True)`")
-        if not self._call(layer).arrived:
+        if not self._call(layer).gradients:
             raise RegardError(
-                f"no gradient has come back to layer {layer}",
-                do="inside the capture block, run the model with gradients on, then call backward on a number",
+                f"no gradient has reached layer {layer}",
+                do="inside the capture block, run the model with gradients on, then call backward on a scalar",
             )
-        return self._of_head(self._slopes, layer, head)
+        return self._of_head(self._weight_gradients, layer, head)
 
     def _of_head(self, compute: Callable[[_Call, int], Tensor], layer: int | str, head: int | None) -> Tensor:
         """One head, or the mean over heads computed one at a time."""
@@ -255,11 +257,11 @@ class Tape:
         return weights if weights.ndim > 2 else weights[None]
 
     @staticmethod
-    def _slopes(call: _Call, head: int) -> Tensor:
-        slopes = _precise(call.arrived["last"], head)
+    def _weight_gradients(call: _Call, head: int) -> Tensor:
+        gradients = _precise(call.gradients["last"], head)
         if call.v is not None:
-            slopes = slopes @ _precise(call.v, head).transpose(-2, -1)
-        return slopes if slopes.ndim > 2 else slopes[None]
+            gradients = gradients @ _precise(call.v, head).transpose(-2, -1)
+        return gradients if gradients.ndim > 2 else gradients[None]
 
 
 def _precise(t: Tensor, head: int) -> Tensor:
@@ -270,14 +272,14 @@ def _precise(t: Tensor, head: int) -> Tensor:
 
 @contextmanager
 def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
-    """Record what every attention in `model` looked at, exactly, while the model runs as usual.
+    """Record the attention of every layer of `model`, exactly, while the model runs as usual.
 
-    With `gradients`, also how much each weight mattered to a number that is sent backward (`Tape.gradient`).
+    With `gradients`, also record what `Tape.gradient` needs after a backward pass.
 
-    The tape holds the latest forward pass of this model alone: other models, copies of this one and other threads
-    do not reach it, the recomputation of checkpointed activations is not recorded twice, and a compiled model
-    runs eagerly inside the block so that the tape is never empty. Only the attention modules of `regard.nn` and
-    `regard.nn.attend` are recorded, not those of other libraries.
+    - The tape holds the latest forward pass of this model, not of other models, copies of it or other threads.
+    - The recomputation of checkpointed activations is not recorded twice.
+    - A compiled model runs eagerly inside the block, so the tape is never empty.
+    - Only the attention modules of `regard.nn` and `regard.nn.attend` are recorded, not those of other libraries.
 
     >>> import regard
     >>> model = regard.create("vit_nano", classes=3, size=16)
@@ -289,7 +291,7 @@ def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
     tape = Tape(gradients)
     root = getattr(model, "_orig_mod", model)
 
-    def mine() -> bool:  # hooks sit on the model, which other threads may be running too
+    def mine() -> bool:  # hooks belong to the model, which other threads may run too
         return tape in _TAPES.get()
 
     def start() -> None:
@@ -317,7 +319,7 @@ def capture(model: nn.Module, *, gradients: bool = False) -> Iterator[Tape]:
             handles.append(module.register_forward_hook(name("")))
     _TAPES.set((*_TAPES.get(), tape))
     try:
-        with _eagerly():
+        with _force_eager():
             yield tape
     finally:
         for handle in handles:
@@ -349,11 +351,11 @@ _EAGER: list[Any] = []
 
 
 @contextmanager
-def _eagerly() -> Iterator[None]:
-    """Compiled models run eagerly. The switch is the process's, so the first to come sets and the last resets it."""
+def _force_eager() -> Iterator[None]:
+    """Run compiled models eagerly. The stance is global, so the first entry sets it and the last exit resets it."""
     with _EAGER_LOCK:
         if not _EAGER:
-            _EAGER.append(torch.compiler.set_stance("force_eager"))  # in force from here on
+            _EAGER.append(torch.compiler.set_stance("force_eager"))  # takes effect at once
         _EAGER.append(None)
     try:
         yield
@@ -365,4 +367,4 @@ def _eagerly() -> Iterator[None]:
 
 
 class Attention(nn.Module):
-    """A module whose forward attends: `capture` knows it by its name."""
+    """Base class of modules that call `attend`: `capture` records their names."""

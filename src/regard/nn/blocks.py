@@ -1,4 +1,4 @@
-"""The encoder block and its parts: MLP, LayerScale and stochastic depth around one attention."""
+"""The encoder block and its parts: MLP, LayerScale, stochastic depth."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,7 +46,7 @@ class BlockConfig:
 
 
 class MLP(nn.Module):
-    """The position-wise feed-forward network: width → hidden → width, each token by itself."""
+    """The position-wise feed-forward network: width → hidden → width, for each token separately."""
 
     def __init__(self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0):
         super().__init__()
@@ -78,7 +78,8 @@ class LayerScale(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth (Huang et al., 2016): in training a sample skips the branch with probability `rate`.
 
-    Surviving branches are divided by 1 - rate, so the expectation is that of evaluation. Nothing is drawn for None.
+    Surviving branches are divided by 1 - rate, so the expectation is that of evaluation. With rate None no random
+    numbers are drawn.
     """
 
     rate: Tensor
@@ -86,7 +87,7 @@ class DropPath(nn.Module):
     def __init__(self, rate: float | None):
         super().__init__()
         self.active = rate is not None
-        # A tensor, not a number: blocks that differ only in their rate, 0 too, then share one compiled graph.
+        # A tensor, not a number: blocks with different rates (also 0) then share one compiled graph.
         self.register_buffer("rate", torch.tensor(rate or 0.0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class DropPath(nn.Module):
 
 
 def drop_rates(last: float, depth: int) -> list[float | None]:
-    """Of each of `depth` blocks, rising linearly from 0 to the last one's; None for all where that is 0.
+    """The rate of each of `depth` blocks, rising linearly from 0 to `last`; None for all if `last` is 0.
 
     >>> drop_rates(0.2, 3)
     [0.0, 0.1, 0.2]
@@ -106,7 +107,7 @@ def drop_rates(last: float, depth: int) -> list[float | None]:
 
 
 class LastNorm(nn.LayerNorm):
-    """A LayerNorm that can be compiled by itself, which torch leaves out of its own modules."""
+    """A LayerNorm that can be compiled alone: torch.compile skips torch's own modules."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input)
@@ -139,7 +140,7 @@ class EncoderBlock(nn.Module):
         grid: tuple[int, ...] = (),
         rope: Tensor | None = None,
     ) -> Tensor:
-        """Tokens (B, N, width) in and out; `only` asks for the first few alone, which still see all others."""
+        """Tokens (B, N, width) in and out; `only`: compute just the first few tokens, which still attend to all."""
         if self.positions is not None:
             x = self.positions(x, grid)
         keys = self.norm1(x) if self.norm_first else x

@@ -1,8 +1,9 @@
-"""Low-rank adaptation (Hu et al., "LoRA", 2022): a few trainable numbers beside frozen weights.
+"""Low-rank adaptation (Hu et al., "LoRA", 2022): small trainable matrices beside frozen weights.
 
-Departures from the paper: the changed weight is made before it is used, W + (α/r)·BA, instead of adding
-B(Ax) to Wx. The function is the same and merging is exact; the price is the full gradient of W on the way
-to those of A and B.
+Departure from the paper: the sum W + (α/r)·BA is computed before the product with x, instead of adding B(Ax) to Wx.
+
+- The function is the same, and merging is exact.
+- The cost: the backward pass computes the full gradient of W to get those of A and B.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from regard.errors import ConfigError
 from regard.nn.multihead import MultiHeadAttention
 
 ALPHA = 16.0
-"""α of section 4.1. The change is scaled by α/r, so that a rate found for one rank serves for others."""
+"""α of section 4.1. BA is scaled by α/r, so that a learning rate tuned for one rank suits other ranks."""
 
 
 class LowRank(nn.Module):
-    """W₀ + (α/r)·BA (equation 3) for the queries and the values of one matrix that projects both and the keys.
+    """W₀ + (α/r)·BA (equation 3) for queries and values, in a matrix that projects queries, keys and values.
 
-    It stands in that projection's place, with a weight and a bias as that has.
+    It replaces that projection and has the same attributes `weight` and `bias`.
     """
 
     scale: Tensor
@@ -55,13 +56,13 @@ class LowRank(nn.Module):
 
 
 def changed(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
-    """The projection (3 · inner, width) with its first and last third changed; the keys stay."""
+    """The projection (3 · inner, width) with BA added to its first and last third; the keys stay."""
     queries, values = (scale * (b @ a)).unbind()
     return weight + torch.cat([queries, torch.zeros_like(queries), values])
 
 
 def add_lora(model: nn.Module, rank: int) -> None:
-    """Freeze everything but the head, and let each attention's queries and values change by matrices of this rank."""
+    """Freeze everything but the head, and add low-rank matrices to the queries and values of each attention."""
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
         raise ConfigError(
@@ -74,7 +75,7 @@ def add_lora(model: nn.Module, rank: int) -> None:
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with every change added to its weight, under the plain names; one without any stays as it is."""
+    """A state dict with BA added to each weight, under the names without LoRA; without LoRA it is unchanged."""
     layers = [name.removesuffix(".base.weight") for name in state if name.endswith(".base.weight")]
     own = {f"{layer}.{part}" for layer in layers for part in ("a", "b", "scale")}
     plain = {name.replace(".base.", "."): tensor for name, tensor in state.items() if name not in own}

@@ -1,4 +1,4 @@
-"""Multi-head attention: the projections around `attend`, for tokens at once or remembered one by one."""
+"""Multi-head attention: the projections around `attend`, for complete sequences or with cached keys and values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from regard.nn.patches import apply_rope
 class MultiHeadAttention(Attention):
     """Concat(head₁, …, head_h) Wᴼ with headᵢ = attend(Q Wᵢ, K Wᵢ, V Wᵢ): section 3.2.2 of the paper.
 
-    One matrix projects queries, keys and values, so self-attention is one product; queries from one
-    place and keys and values from another use its parts. `key_width` is the paper's d_k and `value_width`
-    its d_v, as large as d_k if not said.
+    One matrix projects queries, keys and values, so self-attention needs one product. Cross-attention uses parts of
+    that matrix. `key_width` is the paper's d_k. `value_width` is its d_v; default: d_k.
     """
 
     def __init__(
@@ -45,37 +44,40 @@ class MultiHeadAttention(Attention):
     ) -> Tensor:
         """(B, Q, width) from queries (B, Q, width); keys and values default to the queries, values to keys.
 
-        With `rope` (see `rope_table`) queries and keys are rotated by position; queries are then the first of the keys.
+        With `rope` (see `rope_table`) queries and keys are rotated by position. Queries must then be the first tokens
+        of the keys.
         """
         if keys is None and rope is not None and queries.is_cuda and queries.requires_grad:
-            # Three products: of one, a GPU would concatenate the rotated gradients, which takes it longer.
+            # Three products are faster on a GPU: one would concatenate the rotated gradients in the backward pass.
             keys = values = queries
         if keys is None:
             q, k, v = self.project(queries)
         elif values is None:
-            first, rest = self._divided(self.halves)
-            q, (k, v) = self._split(F.linear(queries, *first)), self._both(keys, *rest)
+            first, rest = self._weight_parts(self.halves)
+            q, (k, v) = self._split(F.linear(queries, *first)), self._project_two(keys, *rest)
         else:
-            inputs = zip((queries, keys, values), self._divided(self.parts), strict=True)
+            inputs = zip((queries, keys, values), self._weight_parts(self.parts), strict=True)
             q, k, v = (self._split(F.linear(x, *part)) for x, part in inputs)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
-        return self.mix(q, k, v, mask=mask, bias=bias, causal=causal)
+        return self.attend_projected(q, k, v, mask=mask, bias=bias, causal=causal)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, N, D) of the same tokens (B, N, width), in one product."""
+        """Queries, keys and values (B, H, N, D) of the same tokens (B, N, width), by one matrix product."""
         q, k, v = (self._split(part) for part in self.qkv(x).split(self.parts, dim=-1))
         return q, k, v
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values alone, of tokens that many queries will look at, one after another."""
-        return self._both(memory, *self._divided(self.halves)[1])
+    def project_keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens, to be cached and used by `attend_to`."""
+        return self._project_two(memory, *self._weight_parts(self.halves)[1])
 
-    def recall(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What `forward` gives for these queries (B, Q, width) and for keys and values that are remembered."""
-        return self.mix(self._split(F.linear(queries, *self._divided(self.halves)[0])), k, v, mask=mask)
+    def attend_to(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """As `forward`, for queries (B, Q, width) and the keys and values of `project_keys_values`."""
+        return self.attend_projected(
+            self._split(F.linear(queries, *self._weight_parts(self.halves)[0])), k, v, mask=mask
+        )
 
-    def mix(
+    def attend_projected(
         self,
         q: Tensor,
         k: Tensor,
@@ -85,17 +87,18 @@ class MultiHeadAttention(Attention):
         bias: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Attention over projected queries, keys and values, and Wᴼ: (B, Q, width)."""
+        """Attention of projected queries, keys and values, then Wᴼ: (B, Q, width)."""
         mixed = attend(q, k, v, mask=mask, bias=bias, causal=causal)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def _divided(self, parts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
-        """The one matrix and its bias in parts. Divided once per pass, for each time costs a copy going backward."""
+    def _weight_parts(self, parts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
+        """Parts of the projection matrix and its bias. Call once per forward pass: each split costs a copy in the
+        backward pass."""
         weights, bias = self.qkv.weight.split(parts), self.qkv.bias
         return list(zip(weights, [None] * len(parts) if bias is None else bias.split(parts), strict=True))
 
-    def _both(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the same tokens, in one product."""
+    def _project_two(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the same tokens, by one matrix product."""
         k, v = (self._split(part) for part in F.linear(x, weight, bias).split(self.parts[1:], dim=-1))
         return k, v
 

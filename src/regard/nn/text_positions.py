@@ -23,9 +23,9 @@ def word_table(kind: WordOrder, length: int, width: int) -> Tensor:
 
 
 class WordPositions(nn.Module):
-    """Adds a position embedding to each word: "sinusoidal", the same in "halves", or a "learned" table.
+    """Adds a position embedding to each word: "sinusoidal", "halves" (see `word_table`), or a "learned" table.
 
-    Sinusoids can be longer than `length`, the longest sentence expected; a learned table cannot.
+    `length` is the longest sentence expected. Sinusoids work for longer ones; a learned table does not.
     """
 
     kind: WordOrder
@@ -43,7 +43,7 @@ class WordPositions(nn.Module):
             self.register_buffer("fixed", word_table(kind, length, width), persistent=False)
 
     def reset_parameters(self) -> None:
-        # Embeddings are scaled to unit size; a position weighs at most as much as a sinusoid does.
+        # Embeddings are scaled to unit size; positions get the size of sinusoids.
         if self.kind == "learned":
             nn.init.normal_(self.table, std=0.5)
 

@@ -18,13 +18,13 @@ class Trial:
 
     arm: str
     images: int | None
-    """Training images; all of them if None."""
+    """Number of training images; None: all."""
     seed: int
     settings: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """Of its run folder."""
+        """Name of its run folder."""
         return f"{self.arm}-{self.images or 'all'}-{self.seed}"
 
     def __str__(self) -> str:
@@ -33,16 +33,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Study:
-    """Every arm at every size with every seed; all else is the same."""
+    """Every arm at every size with every seed; all other settings are the same."""
 
     kind: str
     data: str
     arms: dict[str, dict[str, Any]]
-    """Name and the settings that make it."""
+    """The settings of each arm, by name."""
     seeds: int
     out: Path
     sizes: tuple[int, ...] = ()
-    """Numbers of training images; none means all there are."""
+    """Numbers of training images; empty: all images."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of `regard train` that all runs share."""
 
@@ -60,7 +60,7 @@ class Study:
             check_settings(tasks.choose(self.data, self.settings | fields)[0], self.settings | fields)
 
     def trials(self) -> list[Trial]:
-        """Seed by seed, so that a study that is stopped has compared everything it has."""
+        """Ordered by seed, so that a stopped study has complete comparisons."""
         return [
             Trial(arm, images, seed, self.settings | fields | {"seed": seed, "images": images})
             for seed in range(self.seeds)
@@ -95,7 +95,7 @@ def data_size(
 def positions(
     data: str | Path, sizes: Sequence[int] = (), *, seeds: int = 3, out: str | Path | None = None, **settings: Any
 ) -> Study:
-    """What position embeddings bring: none, learned (1D), axial (2D) or sinusoidal; the ViT paper's Table 8."""
+    """Accuracy by position embeddings: none, learned (1D), axial (2D) or sinusoidal; the ViT paper's Table 8."""
     arms = {kind: {"positions": kind} for kind in ("learned", "none", "axial", "sinusoidal")}
     return Study("positions", str(data), arms, seeds, _place(out, data, "positions"), tuple(sizes), settings)
 
@@ -103,7 +103,7 @@ def positions(
 def norm(
     data: str | Path, sizes: Sequence[int] = (), *, seeds: int = 3, out: str | Path | None = None, **settings: Any
 ) -> Study:
-    """Norms before the branches, as in ViT, against norms after them, as in the first Transformer."""
+    """Pre-norm, as in ViT, compared with post-norm, as in the first Transformer."""
     arms = {kind: {"norm": kind} for kind in ("pre", "post")}
     return Study("norm", str(data), arms, seeds, _place(out, data, "norm"), tuple(sizes), settings)
 

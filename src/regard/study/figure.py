@@ -23,7 +23,7 @@ def draw(result: Result) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """As .svg, in the colours of the page it stands on, and as .png, on white."""
+    """Save as .svg, with the text colour of the page around it, and as .png, on white."""
     write_text(path.with_suffix(".svg"), to_svg(figure))
     png = path.with_suffix(".png")
     write_aside(png, lambda aside: figure.savefig(aside, format="png", dpi=160, facecolor="white"))
@@ -49,7 +49,7 @@ def _curves(ax: Any, result: Result) -> None:
     dress(ax, "training images (log scale)", "test accuracy (%)")
     low, high = ax.get_ylim()
     at = low - 1.0
-    for y, arm, colour in sorted(ends):  # names beside the ends of their lines, none on another
+    for y, arm, colour in sorted(ends):  # names beside the ends of their lines, without overlap
         at = max(y, at + 0.055 * (high - low))
         ax.annotate(arm, (sizes[-1], at), (7, 0), textcoords="offset points", color=colour, va="center")
     if any(point.deviation is not None for point in result.points):
@@ -57,7 +57,7 @@ def _curves(ax: Any, result: Result) -> None:
 
 
 def _rows(ax: Any, result: Result) -> None:
-    """Each seed a small dot; the mean and one deviation beside it."""
+    """A small dot per seed; mean and standard deviation beside them."""
     points = {point.arm: point for point in result.points}
     for number, (arm, point) in enumerate(points.items()):
         colour = COLOURS[number % len(COLOURS)]

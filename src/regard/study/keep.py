@@ -1,4 +1,4 @@
-"""What a study keeps between two calls: its settings, and the results that are finished."""
+"""Stored settings and finished results of a study, from which it resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.weights import to_json, write_text
 
 
 def keep_plan(out: Path, plan: dict[str, Any]) -> None:
-    """Write plan.json into a new folder; in an old one it must say the same, or nothing is touched."""
+    """Write plan.json into a new folder; in an existing study's folder it must be the same, else an error."""
     plan = json.loads(to_json(plan))
     path = out / "plan.json"
     if path.is_file():
@@ -29,7 +29,7 @@ def keep_plan(out: Path, plan: dict[str, Any]) -> None:
 
 
 def cached(path: Path | None, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of `make`: read from the file if that has the same settings, else made and written to it.
+    """The result of `make`: read from the file if it has the same settings, else computed and written to it.
 
     >>> made = [cached(tmp / "cell.json", {"steps": 3}, lambda: print("made") or {"loss": 0.5}) for _ in range(2)]
     made

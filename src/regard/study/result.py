@@ -20,17 +20,17 @@ class Point(NamedTuple):
     images: int
     mean: float
     deviation: float | None
-    """Sample standard deviation over seeds; None of one seed."""
+    """Sample standard deviation over seeds; None for one seed."""
     seeds: int
 
 
 class Gap(NamedTuple):
-    """How far one arm is ahead of another at one size, over the seeds that both have."""
+    """The difference in accuracy between two arms at one size, over the seeds that both have."""
 
     images: int
     mean: float
     error: float | None
-    """Standard error of the mean; None of one seed."""
+    """Standard error of the mean; None for one seed."""
     seeds: int = 1
 
     @classmethod
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether the 95 % interval (Student's t: wide for few seeds) leaves out zero."""
+        """Whether the 95 % interval (Student's t, wide for few seeds) excludes zero."""
         from scipy.stats import t
 
         return self.error is not None and abs(self.mean) > float(t.ppf(0.975, self.seeds - 1)) * self.error
@@ -50,12 +50,12 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The finished runs of a study: a row each."""
+    """The finished runs of a study, one row per run."""
 
     study: Study
     rows: list[dict[str, Any]]
     failed: dict[str, str]
-    """Runs that came to nothing, and why."""
+    """Failed runs and their error messages."""
 
     @property
     def points(self) -> list[Point]:
@@ -71,7 +71,7 @@ class Result:
         return sorted(points, key=lambda point: (order.index(point.arm), point.images))
 
     def gaps(self, one: str, other: str) -> list[Gap]:
-        """By size: accuracy of `one` less that of `other`. The same seed has the same images for both."""
+        """By size: accuracy of `one` minus that of `other`, per seed. Both have the same images for the same seed."""
         accuracy: dict[tuple[str, int, int], float] = {
             (row["arm"], row["images"], row["seed"]): row["accuracy"] for row in self.rows
         }
@@ -162,7 +162,7 @@ def crossing(before: Gap, after: Gap) -> float | None:
 
 
 def compare(one: str, other: str, gaps: list[Gap]) -> str:
-    """In a sentence, who is ahead, and whether and where that changes.
+    """One sentence: which arm is ahead, and whether and where the curves cross.
 
     >>> compare("cnn", "vit", [Gap(100, 0.05, 0.01, 5), Gap(1000, 0.02, 0.002, 5)])
     'cnn is ahead of vit at every size from 100 to 1,000 images, by 2.0 to 5.0 points: the curves do not cross.'
@@ -175,9 +175,9 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
         if gap.sure:
             return f"{ahead} is ahead of {behind} by {_points(gap)}."
         return f"{ahead} and {behind} cannot be told apart: {_points(gap)} for {ahead}."
-    turns = [(a, b, at) for a, b in itertools.pairwise(gaps) if (at := crossing(a, b)) is not None]
+    crossings = [(a, b, at) for a, b in itertools.pairwise(gaps) if (at := crossing(a, b)) is not None]
     first, last = gaps[0].images, gaps[-1].images
-    if not turns:
+    if not crossings:
         total = sum(gap.mean for gap in gaps)
         ahead, behind = (one, other) if total >= 0 else (other, one)
         sizes = [100 * abs(gap.mean) for gap in gaps]
@@ -188,13 +188,13 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
             f"{max(sizes):.1f} points: the curves do not cross.{but}"
         )
     parts = []
-    for before, after, at in turns:
+    for before, after, at in crossings:
         left, right = (one, other) if before.mean > 0 else (other, one)
         parts.append(
             f"{left} is ahead up to about {_rounded(at)} images (by {_points(before)} at {before.images:,}), "
             f"{right} beyond (by {_points(after)} at {after.images:,})"
         )
-    doubt = not all(before.sure and after.sure for before, after, _ in turns)
+    doubt = not all(before.sure and after.sure for before, after, _ in crossings)
     but = (
         " Beside a crossing a difference may be chance (its 95 % interval holds zero): whether they cross is uncertain."
     )
@@ -207,6 +207,6 @@ def _points(gap: Gap) -> str:
 
 
 def _rounded(images: float) -> str:
-    """Two digits: interpolation between a few sizes promises no more."""
+    """Rounded to two digits: interpolation between a few sizes is not more precise."""
     digits = max(0, math.floor(math.log10(images)) - 1)
     return f"{round(images / 10**digits) * 10**digits:,}"

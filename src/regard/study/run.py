@@ -20,14 +20,14 @@ from regard.study.keep import keep_plan
 from regard.study.result import Result, collect
 from regard.weights import Run
 
-STEPS_OF_TWO = 5
-"""Sizes of a study that names none: all the training images, and half of that so many times."""
+HALVINGS = 5
+"""Number of default sizes of a study: all training images, a half, a quarter, and so on."""
 
 
 def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     """Execute the runs that are missing and write the result: study.csv, .json, .md, .svg and .png.
 
-    `jobs` of them are made at a time. A run whose loss becomes NaN is counted as failed.
+    `jobs` runs are executed at a time. A run whose loss becomes NaN is counted as failed.
 
     >>> from regard.study import norm
     >>> study = norm("digits", (40, 80), seeds=1, epochs=1, depth=1, out=tmp / "study")
@@ -35,20 +35,20 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     [('pre', 40), ('post', 40), ('pre', 80), ('post', 80)]
     """
     if jobs < 1:
-        raise ConfigError(f"jobs={jobs}: at least one run is made at a time")
+        raise ConfigError(f"jobs={jobs} must be at least 1")
     progress, failed = Progress(quiet), dict[str, str]()
     scan = api.check(study.data, quiet=quiet)
     if not isinstance(scan, ImageDataset):
         raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
     scan.require_usable()
-    study = _settled(study, scan)
+    study = _with_settings(study, scan)
     # Runs of other settings or data do not belong in one folder; more arms, sizes and seeds do.
     keep_plan(study.out, {"kind": study.kind, "data": scan.fingerprint(), "settings": study.settings})
     trials, start, made = study.trials(), time.monotonic(), 0
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
-        for trial, future in _made(study, scan, waiting, jobs):
+        for trial, future in _results(study, scan, waiting, jobs):
             try:
                 accuracy = future.result()
             except DivergedError as error:
@@ -68,24 +68,24 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     return result
 
 
-def _made(study: Study, scan: ImageDataset, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
-    """Each run when it has ended. Several at a time are processes of their own, which share the cores; each is handed
-    its scan."""
+def _results(study: Study, scan: ImageDataset, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
+    """Yields each run when it has ended. With several `jobs`, runs are in worker processes, which share the cores and
+    get the scan once."""
     if jobs == 1:
         for trial in trials:
             future: Future[float] = Future()
             try:
-                future.set_result(_make(study, trial, scan))
+                future.set_result(_execute(study, trial, scan))
             except DivergedError as error:
                 future.set_exception(error)
             yield trial, future
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    # As arrays: torch would hand over each image's tensor as a file of its own, of which a process may open few.
+    # As arrays: torch would send each tensor as an open file, of which a process may have only few.
     images = {number: image.numpy() for number, image in scan.cache.items()}
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (threads, replace(scan, cache={}), images))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (threads, replace(scan, cache={}), images))
     try:
-        futures = {pool.submit(_make_there, study, trial): trial for trial in trials}
+        futures = {pool.submit(_execute_in_worker, study, trial): trial for trial in trials}
         for future in as_completed(futures):
             yield futures[future], future
     finally:
@@ -93,10 +93,10 @@ def _made(study: Study, scan: ImageDataset, trials: list[Trial], jobs: int) -> I
 
 
 _DATASETS: list[ImageDataset] = []
-"""In a process that makes runs of one study, and lives no longer than that: the scan of its data."""
+"""In a worker process: the scan of the study's data."""
 
 
-def _prepare(threads: int, scan: ImageDataset, images: dict[int, Any]) -> None:
+def _start_worker(threads: int, scan: ImageDataset, images: dict[int, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
@@ -104,14 +104,14 @@ def _prepare(threads: int, scan: ImageDataset, images: dict[int, Any]) -> None:
     _DATASETS.append(scan)
 
 
-def _make_there(study: Study, trial: Trial) -> float:
-    return _make(study, trial, _DATASETS[0])
+def _execute_in_worker(study: Study, trial: Trial) -> float:
+    return _execute(study, trial, _DATASETS[0])
 
 
-def _settled(study: Study, scan: ImageDataset) -> Study:
-    """With sizes that the data can give, and one batch size for all of them."""
+def _with_settings(study: Study, scan: ImageDataset) -> Study:
+    """The study with default sizes, checked against the data, and one batch size for all sizes."""
     configs = []
-    for fields in study.arms.values():  # what an arm cannot be is said before anything runs
+    for fields in study.arms.values():  # invalid settings of an arm raise an error before anything runs
         settings = study.settings | fields
         entry, _ = tasks.choose(study.data, settings)
         check_settings(entry, settings)
@@ -124,24 +124,24 @@ def _settled(study: Study, scan: ImageDataset) -> Study:
     there, classes = names.count("train"), len(scan.source.classes)
     sizes = study.sizes
     if study.kind == "data-size" and not sizes:
-        sizes = tuple(sorted({there // 2**n for n in range(STEPS_OF_TWO) if there // 2**n >= 4 * classes}))
+        sizes = tuple(sorted({there // 2**n for n in range(HALVINGS) if there // 2**n >= 4 * classes}))
     if sizes and not classes <= sizes[0] <= sizes[-1] <= there:
         raise ConfigError(
             f"sizes {sizes[0]} to {sizes[-1]} do not fit: there are {there} training images of {classes} classes",
             do=f"give --sizes between {classes} and {there}",
         )
     settings = {"explain": 0} | study.settings
-    if sizes:  # a run alone would make its batch smaller where images are few
+    if sizes:  # a single run would choose a smaller batch for few images
         settings = {"batch_size": min(config.data.batch_size, sizes[0])} | settings
     return replace(study, sizes=sizes, settings=settings)
 
 
 def _finished(study: Study, trial: Trial) -> bool:
-    """The report is written last."""
+    """Whether the report exists, which is written last."""
     return (study.out / "runs" / trial.name / "report.html").is_file()
 
 
-def _make(study: Study, trial: Trial, scan: ImageDataset) -> float:
+def _execute(study: Study, trial: Trial, scan: ImageDataset) -> float:
     path = study.out / "runs" / trial.name
     settings = {name: value for name, value in trial.settings.items() if value is not None}
     run: Run = api.train(study.data, out=path, quiet=True, resume=True, dataset=scan, **settings)

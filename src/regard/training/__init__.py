@@ -1,4 +1,4 @@
-"""The training loop, what moves the weights, and what lets a run stop anywhere and resume."""
+"""The training loop, optimizers, and the saved state from which a run resumes."""
 
 from regard.training.adapt import adapt, layer_numbers
 from regard.training.distributed import ALONE, World, joined

@@ -1,4 +1,4 @@
-"""Which parts of a network train, and how fast each: frozen parts, low-rank changes, rates by depth."""
+"""Fine-tuning: freezing, LoRA, layer-wise learning rates."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
 from regard.settings import Transfer
 
-_LAST = ("norm", "head")  # what comes after the blocks
+_LAST = ("norm", "head")  # modules after the blocks
 
 
 def adapt(model: Network, config: Transfer) -> None:
-    """Freeze what the settings say is to stay as it is, and add what is to be learnt beside it."""
+    """Freeze parameters or add LoRA, as the settings say."""
     if config.lora is not None:
         add_lora(model, config.lora)
-        model.frozen = _before(model)  # a stem's BatchNorm would otherwise move; the blocks' stochastic depth may act
+        model.frozen = _before(model)  # keeps a stem's BatchNorm statistics; blocks may still use stochastic depth
     elif config.freeze is not None:
         _freeze(model, config.freeze)
     if config.layer_decay != 1:
-        layer_numbers(model)  # an error here comes before anything is written
+        layer_numbers(model)  # raises an error, if any, before anything is written
     model.train()
 
 
 def _freeze(model: Network, freeze: int | str) -> None:
-    """The stem and the first blocks, or all but the head: no gradients, and no dropout or batch statistics either."""
+    """Freeze the stem and the first blocks, or all but the head: no gradients, dropout or BatchNorm updates there."""
     if freeze == "all":
         stays = {name for name, _ in model.named_parameters() if not name.startswith("head.")}
         model.frozen = tuple(name for name, _ in model.named_children() if name != "head")
@@ -44,9 +44,9 @@ def _freeze(model: Network, freeze: int | str) -> None:
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Of each parameter, how deep it lies: 0 for the stem, tokens and positions, then the blocks, then norm and head.
+    """The layer number of each parameter: 0 for stem, tokens and positions, then the blocks, then norm and head.
 
-    As BEiT (Bao et al., 2022) and MAE (He et al., 2022) count.
+    Counted as in BEiT (Bao et al., 2022) and MAE (He et al., 2022).
     """
     blocks = _blocks(model, "layer_decay")
     number = {f"{name}.": n for n, name in enumerate(blocks, start=1)}
@@ -65,5 +65,5 @@ def _blocks(model: nn.Module, asking: str) -> list[str]:
 
 
 def _before(model: nn.Module) -> tuple[str, ...]:
-    """The modules that the input meets before the first block."""
+    """The modules before the first block."""
     return tuple(name for name, _ in model.named_children() if name not in ("blocks", *_LAST))

@@ -1,4 +1,4 @@
-"""The processes that train one model together: who they are, and what they agree on. One alone needs none of it."""
+"""Distributed training: process group, DDP and FSDP2, sharded tensors and checkpoints."""
 # pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regard.networks.base import Network
 
 @dataclass(frozen=True)
 class World:
-    """This process among `size`. `talk` is the group for small messages, which never wait for a GPU."""
+    """This process among `size`. `talk` is a gloo group for small messages, which never wait for a GPU."""
 
     rank: int = 0
     size: int = 1
@@ -43,11 +43,11 @@ class World:
         return total.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process: all of them then know at the same step."""
+        """Whether `flag` is true in any process. All processes get the same answer at the same step."""
         return self.sums([float(flag)])[0] > 0
 
     def agree(self, text: str) -> str:
-        """What the first process says."""
+        """The text of the first process, in all processes."""
         if self.size == 1:
             return text
         said = torch.tensor(list(text.encode()) if self.first else [], dtype=torch.uint8)
@@ -58,7 +58,7 @@ class World:
         return bytes(said.tolist()).decode()
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         self.sums([0.0])
 
 
@@ -67,7 +67,7 @@ ALONE = World()
 
 @contextmanager
 def joined(device: torch.device, timeout: float) -> Iterator[World]:
-    """The world that torchrun (or whoever made the process group) started this process in; else one of its own."""
+    """The process group of torchrun or of the caller, if there is one; else a world of one process."""
     made = dist.is_available() and dist.is_initialized()
     if not made and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
@@ -86,7 +86,7 @@ def joined(device: torch.device, timeout: float) -> Iterator[World]:
 
 @contextmanager
 def watched(world: World) -> Iterator[None]:
-    """Errors of the connection as ours: a process that died or hangs is noticed by the others, not by itself."""
+    """Turn connection errors into a RunError: they mean that another process died or hangs."""
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
@@ -100,9 +100,9 @@ def watched(world: World) -> Iterator[None]:
 
 
 def wrap_ddp_or_fsdp(model: Network, world: World, device: torch.device, shard: bool) -> nn.Module:
-    """The model as one whose gradients are the mean over all processes; alone, itself.
+    """The model wrapped so that gradients are averaged over all processes; unchanged if there is only one.
 
-    Whole in each of them (DDP), or sharded over them, block by block (FSDP2).
+    DDP: every process has all weights. With `shard`, FSDP2: weights are sharded block by block.
     """
     if world.size == 1:
         return model
@@ -121,24 +121,24 @@ def wrap_ddp_or_fsdp(model: Network, world: World, device: torch.device, shard: 
 
 
 def no_sync(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """While gradients only add up, nobody needs the others'."""
+    """No communication of gradients while they accumulate; only the `last` backward pass synchronises."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(last)  # pyright: ignore
     return model.no_sync() if not last and hasattr(model, "no_sync") else nullcontext()  # pyright: ignore
 
 
 def unshard(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded, in one piece; all processes call this."""
+    """The full tensor, if it is sharded; all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor that may be sharded; the same memory."""
+    """The local shard of a tensor, if it is sharded; shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather_like(share: Tensor, like: Tensor) -> Tensor:
-    """In one piece what each process has its share of, as it has of another tensor; all processes call this."""
+    """The full tensor of local shards that are laid out as those of `like`; all processes must call this."""
     if not isinstance(like, DTensor):
         return share
     shape, stride = like.shape, like.stride()
@@ -146,21 +146,21 @@ def gather_like(share: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, which every process has, sharded as another one is."""
+    """A full tensor, present in every process, sharded as `like` is."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Each process writes what it holds, as safetensors. A number without axes would be lost: it gets one."""
+    """Each process writes its shards, as safetensors. Scalars would be lost, so they get one axis."""
     import torch.distributed.checkpoint as dcp
 
     dcp.save(_with_axes(tensors), storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
 
 def load_shards(folder: Path, targets: dict[str, Tensor]) -> None:
-    """Fill the targets in place, whatever number of processes wrote them."""
+    """Fill the targets in place. The number of processes may differ from that at saving."""
     import torch.distributed.checkpoint as dcp
 
     reader, alone = dcp.HuggingFaceStorageReader(str(folder)), not dist.is_initialized()

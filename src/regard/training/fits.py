@@ -1,4 +1,4 @@
-"""How many images a step can hold: found by trying, since no sum of tensors tells what kernels need beside them."""
+"""The largest batch that fits on a GPU, determined by trying: kernels need memory that shapes do not tell."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def largest_batch(
     device: torch.device,
     most: int = 4096,
 ) -> int:
-    """The largest power of two, up to `most`, of images whose gradients fit in memory beside the optimizer's state."""
+    """The largest power of two, up to `most`, of images that fit in memory together with the optimizer's state."""
     if device.type != "cuda":
-        raise ConfigError("batch='auto' needs a GPU: where a computer's own memory ends cannot be tried out")
+        raise ConfigError("batch='auto' needs a GPU: the limit of CPU memory cannot be tried out")
     best = _try_out(model, objective, blank, config, device, most)
     torch.cuda.empty_cache()
     return best
@@ -39,7 +39,7 @@ def _try_out(
     device: torch.device,
     most: int,
 ) -> int:
-    twin, best = copy.deepcopy(model).train(), 0  # what is tried leaves no trace in the model
+    twin, best = copy.deepcopy(model).train(), 0  # a copy, so that the model stays unchanged
     held = [torch.empty_like(p) for p in twin.parameters() for _ in range(3)]  # two moments and an average
     while 2 * max(best, 1) <= most:
         batch = 2 * max(best, 1)

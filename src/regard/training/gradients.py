@@ -1,4 +1,4 @@
-"""Gradients of a batch, clipped and applied."""
+"""Forward and backward passes of a batch, clipping, and the update of the weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Gradients:
                 group["lr"] = own
 
     def backward(self, batches: list[Batch], pieces: int = 1) -> Tensor:
-        """Add the gradients of the mean over `batches`; returns this process's share of the sum of their losses."""
+        """Accumulate the gradients of the mean over `batches`; returns this process's share of the sum of losses."""
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             parts = batch.chunk(pieces)
@@ -51,20 +51,19 @@ class Gradients:
                 with no_sync(self.wrapped, number == len(batches) and place == len(parts)):
                     with autocast(self.config, self.device):
                         loss = self.objective.loss(self.objective.forward(self.wrapped, part), part.targets)
-                    # Processes average their gradients; the sum of their shares is needed.
+                    # DDP averages gradients over processes; the sum of their shares is needed.
                     (loss * (weight * self.world.size / len(batches))).backward()
                 total += loss.detach() * weight
         return total
 
     def apply(self) -> Tensor:
-        """Update the weights, unless a gradient is not finite: 1 if so, else 0.
+        """Update the weights unless a gradient is not finite. Returns 1 if one is not, else 0.
 
-        The optimizers themselves read the flag, as they do for a gradient scaler, so that a GPU need not wait for
-        Python.
+        The optimizers read the flag on the device, as with a gradient scaler, so the GPU need not wait for Python.
         """
         norm = unshard(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip or math.inf))
         bad = (~torch.isfinite(norm)).float()
-        if self.sharded and bad:  # a flag that is whole and weights that are not do not go together
+        if self.sharded and bad:  # optimizers cannot combine a plain flag with sharded weights
             self.model.zero_grad()
             return bad
         for optimizer in self.optimizers:
@@ -76,5 +75,5 @@ class Gradients:
 
 
 def autocast(config: RunConfig, device: torch.device) -> Any:
-    """bf16 where the settings ask for it, else fp32."""
+    """bf16 if the settings say so, else fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.machine.precision == "bf16")

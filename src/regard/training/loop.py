@@ -1,4 +1,4 @@
-"""One training loop for every task: batches in, better weights out, a row of figures per epoch."""
+"""The training loop, the same for every task."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from regard.training.state import State, pack, unpack
 from regard.training.step import Step
 from regard.training.stopping import Halt, Stop
 
-VALIDATIONS = 100  # of a run by steps, at most: a small set's epochs are short, its validation set may not be
-SAVE_SHARE = 0.05  # of the time, at most, goes into saving
-LOOK_EVERY = 50  # steps of a GPU between two looks at whether all was finite
+VALIDATIONS = 100  # maximum in a run with --steps: epochs of few images are short, validation may not be
+SAVE_SHARE = 0.05  # maximal share of time for saving
+CHECK_EVERY = 50  # steps on a GPU between two checks that all gradients were finite
 
 
 @dataclass
 class History:
-    """What happened: one row per epoch, the best of them (by validation, or the last), and how far the run has come.
+    """One row per epoch, the best row (by validation, or the last), and the position of the run.
 
-    The position is in updates, and in samples and batches of the epoch, so any number of workers or processes can
-    resume from it.
+    The position is counted in updates, and in samples and batches of the epoch. So any number of workers or processes
+    can resume from it.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -53,10 +53,10 @@ class History:
 
 
 class Feed(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     rows: int | None
-    """How many inputs a whole batch has here; None where batches come in a few shapes, all of them whole."""
+    """Number of inputs of a full batch in this process; None if full batches have several shapes."""
 
     def __len__(self) -> int: ...
 
@@ -66,7 +66,7 @@ class Feed(Protocol):
 
 
 class Writer(Protocol):
-    """Writes what a run keeps."""
+    """Writes weights, state and problems of a run."""
 
     def weights(self, name: str, weights: dict[str, Tensor], history: History) -> None: ...
 
@@ -76,10 +76,10 @@ class Writer(Protocol):
 
 
 class Training:
-    """A model on its way. `evaluate(model, tick)` gives validation figures; the writer saves what is kept.
+    """Trains a model. `evaluate(model, tick)` gives validation figures; `writer` saves weights and state.
 
-    The weights that are evaluated and kept are the moving average, if there is one. Dropout draws from a
-    generator seeded anew at every step, so nothing depends on what else drew from it.
+    If there is a moving average of the weights, it is what is validated and saved as weights. The random generator is
+    seeded at every step, so dropout does not depend on other random draws.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Training:
         self.total = torch.zeros((), device=device)
         optim = config.optim
         self.steps = optim.steps or math.ceil(len(feed) / optim.accumulate) * optim.epochs
-        self.fresh: dict[str, dict[str, Tensor]] = {}
+        self.unwritten: dict[str, dict[str, Tensor]] = {}
         self.saved, self.saving, self.began = time.monotonic(), 0.0, time.monotonic()
-        self.unseen: list[tuple[Tensor, list[int]]] = []
+        self.unchecked: list[tuple[Tensor, list[int]]] = []
 
     def restore(self, state: State) -> None:
         """Resume from a saved state."""
@@ -116,12 +116,12 @@ class Training:
             self.average.updates = state.about["average_updates"]
 
     def run(self) -> History:
-        """Train until the last epoch, or until somebody asks to stop: then all is saved first."""
+        """Train to the last epoch, or until a stop is requested: then save and stop."""
         history, self.began = self.history, time.monotonic() - self.history.seconds
         with self.progress.bar("training step", self.steps) as tick, self.stop, watched(self.world):
             try:
                 while history.epoch <= self.config.optim.epochs:
-                    self._learn(tick)
+                    self._train_epoch(tick)
                     if self._due_to_validate():
                         self._validate()
                     history.epoch, history.samples, history.batches = history.epoch + 1, 0, 0
@@ -133,12 +133,12 @@ class Training:
                 self.progress.say(f"stopped in {at}; `regard resume {self.config.general.out}` continues from there")
                 self.stop.leave()
             except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
-                self._keep()
+                self._write_weights()
                 raise
         return history
 
-    def _learn(self, tick: Callable[[int, str], None]) -> None:
-        """The steps of an epoch that are left."""
+    def _train_epoch(self, tick: Callable[[int, str], None]) -> None:
+        """The remaining steps of an epoch."""
         optim, history = self.config.optim, self.history
         self.model.train()
         batches = self.batches()
@@ -152,20 +152,20 @@ class Training:
             history.updates += 1
             history.samples += sum(batch.total for batch in group)
             history.batches += len(group)
-            self.unseen.append((bad.clone(), [n for batch in group for n in batch.numbers]))
-            if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.updates == self.steps:
-                self._look()
+            self.unchecked.append((bad.clone(), [n for batch in group for n in batch.numbers]))
+            if self.device.type == "cpu" or len(self.unchecked) >= CHECK_EVERY or history.updates == self.steps:
+                self._check_finite()
             tick(history.updates, self._note())
-            self._pause()
+            self._save_if_due()
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of this epoch that are left."""
+        """The remaining batches of this epoch."""
         return self.feed.epoch(self.history.epoch, self.history.samples, self._waited)
 
     def _waited(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same, with the time counted in which nothing could be done for want of data.
+        """The same batches; counts the time spent waiting for data.
 
-        A GPU that still works on earlier steps is not kept waiting, however long this process is.
+        While a GPU still works on earlier steps, waiting does not count.
         """
         while True:
             event = torch.cuda.Event() if self.device.type == "cuda" else None
@@ -179,10 +179,10 @@ class Training:
                 return
             yield batch
 
-    def _look(self) -> None:
-        """Was every step finite? One that was not has changed nothing, and its samples are written down."""
-        flags = torch.stack([bad for bad, _ in self.unseen]).tolist()
-        skipped, self.unseen = [n for flag, (_, n) in zip(flags, self.unseen, strict=True) if flag], []
+    def _check_finite(self) -> None:
+        """Check that every step was finite. A step that was not changed no weights; its samples are recorded."""
+        flags = torch.stack([bad for bad, _ in self.unchecked]).tolist()
+        skipped, self.unchecked = [n for flag, (_, n) in zip(flags, self.unchecked, strict=True) if flag], []
         for numbers in skipped:
             self.history.skipped += 1
             self.writer.trouble(self.history, numbers, "loss or gradient not finite")
@@ -195,7 +195,7 @@ class Training:
                 )
 
     def _due_to_validate(self) -> bool:
-        """Every epoch; of a run by steps, whose epochs may be short, some."""
+        """Whether to validate: every epoch, or less often in a run with --steps, whose epochs may be short."""
         optim, history = self.config.optim, self.history
         every = max(1, optim.epochs // VALIDATIONS) if optim.steps else 1
         return history.updates == self.steps or history.epoch % every == 0
@@ -203,7 +203,7 @@ class Training:
     def _validate(self) -> None:
         """Validate at the end of an epoch."""
         history = self.history
-        with self._averaged():
+        with self._averaged_weights():
             with torch.compiler.set_stance("force_eager"), autocast(self.config, self.device):
                 figures = self.evaluate(self.model, self.check)
             weights = {name: unshard(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
@@ -229,11 +229,11 @@ class Training:
         if history.best is None or optim.choose == "last" or self._rank(row) >= self._rank(history.best):
             history.best = row
             names.append("best")
-        self.fresh |= dict.fromkeys(names, weights)
+        self.unwritten |= dict.fromkeys(names, weights)
 
     @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """The model with its averaged weights, if there are any."""
+    def _averaged_weights(self) -> Iterator[None]:
+        """Inside the block the model has its averaged weights, if there are any."""
         if self.average:
             self.average.swap()
         try:
@@ -243,13 +243,13 @@ class Training:
                 self.average.swap()
 
     def check(self, *_: object) -> None:
-        """Here the run may stop: everything is between two steps."""
+        """Raise Halt if a stop is requested. Called only between two steps."""
         if self.world.any(self.stop.asked()):
-            self.stop.wanted = self.stop.wanted or signal.SIGTERM  # another process was asked
+            self.stop.wanted = self.stop.wanted or signal.SIGTERM  # requested in another process
             raise Halt
 
-    def _pause(self) -> None:
-        """Between two steps: save if it is time to; stop if somebody asked. All processes do the same."""
+    def _save_if_due(self) -> None:
+        """Between two steps: save if it is due, stop if requested. All processes do the same."""
         every = self.config.machine.save_every
         due = not every or time.monotonic() - self.saved > max(every, self.saving / SAVE_SHARE)
         if self.world.any(due or self.stop.asked()):
@@ -257,9 +257,9 @@ class Training:
             self._save()
 
     def _save(self) -> None:
-        """The kept weights first and the state after them: whenever this is cut short, what stands fits together."""
+        """Save the weights first, then the state: after an interruption at any moment the files are consistent."""
         begun = time.monotonic()
-        self._keep()
+        self._write_weights()
         self.history.seconds = begun - self.began
         updates = self.average.updates if self.average else 0
         about = {"history": asdict(self.history), "average_updates": updates}
@@ -268,14 +268,14 @@ class Training:
         self.saved = time.monotonic()
         self.saving = self.saved - begun
 
-    def _keep(self) -> None:
-        """Write the weights that are not written yet."""
-        for name, weights in self.fresh.items():
+    def _write_weights(self) -> None:
+        """Write the weights that are not yet written."""
+        for name, weights in self.unwritten.items():
             self.writer.weights(name, weights, self.history)
-        self.fresh = {}
+        self.unwritten = {}
 
     def _rank(self, row: dict[str, Any]) -> tuple[float, float]:
-        """Higher is better: the task's figure, then a smaller loss."""
+        """Sort key of a row, higher is better: the task's metric, then the smaller loss."""
         name, direction = self.task.best
         value = row[f"val_{name}"]
         return value if direction == "max" else -value, -row["val_loss"]

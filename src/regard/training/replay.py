@@ -1,7 +1,7 @@
 """A training step recorded as a CUDA graph and replayed.
 
-Small networks leave a GPU waiting for Python, which launches hundreds of kernels per step; a graph launches them as
-one. Recorded is the whole of forward, backward, clipping and update, once per shape of whole batches.
+With small networks a GPU waits for Python, which launches hundreds of kernels per step. A graph launches them at once.
+Forward, backward, clipping and update are recorded together, once per shape of full batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Recorded(NamedTuple):
 
 
 class Replay:
-    """Runs steps of `gradients`: recorded where possible, the ordinary way for a last, smaller batch."""
+    """Runs steps of `gradients`: as a CUDA graph if possible, eagerly for a last, smaller batch."""
 
     def __init__(self, gradients: Gradients, rows: int | None):
         self.gradients, self.rows = gradients, rows
@@ -47,19 +47,19 @@ class Replay:
         self.enabled, self.recorded = False, {}
 
     def run(self, batches: list[Batch], pieces: int) -> tuple[Tensor, Tensor]:
-        """The sum of the losses, and whether the step was skipped for not being finite."""
+        """The sum of the losses, and whether the step was skipped because a gradient was not finite."""
         batch = batches[0]
         usual, shape = self.rows in (None, len(batch)), batch.shape
         if not (self.enabled and usual and self.seen[shape] >= WARM):
             self.seen[shape] += usual
-            # Compiling for a size that comes once per epoch is not worth its time.
+            # Compiling for a size that occurs once per epoch is not worth the time.
             with nullcontext() if usual else torch.compiler.set_stance("force_eager"):
                 loss = self.gradients.backward(batches, pieces)
             return loss, self.gradients.apply()
         if shape not in self.recorded:
             graph, held = torch.cuda.CUDAGraph(), batch.map(torch.clone)
-            pool = next((other.graph.pool() for other in self.recorded.values()), None)  # one runs at a time
-            # A loader's thread may ask for memory meanwhile: that is no fault of the recording.
+            pool = next((other.graph.pool() for other in self.recorded.values()), None)  # shared: one runs at a time
+            # Calls of the loader's thread, such as pinning memory, must not end the recording.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 result = self.gradients.backward([held]), self.gradients.apply()
             self.recorded[shape] = Recorded(graph, held, result)

@@ -1,7 +1,8 @@
-"""All that a run needs to resume exactly where it was, as named tensors and plain values: safetensors and JSON.
+"""The state from which a run resumes exactly: named tensors (safetensors) and plain values (JSON).
 
-One file; or, of a model sharded over processes, a folder that each of them writes its shards to (torch's distributed
-checkpoint in its safetensors form). Either can be read by any number of processes, sharded or not.
+- One file; or, for a sharded model, a folder to which each process writes its shards (torch's distributed checkpoint
+  in its safetensors form).
+- Either can be read by any number of processes, sharded or not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FORMAT = "regard-state-1"
 
 @dataclass(frozen=True)
 class State:
-    """A saved state: what is not a tensor, the tensors' shapes, and a way to fill tensors with them in place."""
+    """A saved state: plain values, the shapes of its tensors, and a function that fills tensors in place."""
 
     about: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
@@ -35,7 +36,7 @@ class State:
 
 
 def pack(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], average: Average | None) -> dict[str, Tensor]:
-    """The weights, their average, and what each optimizer remembers of each of them, by name."""
+    """Weights, their moving average, and the optimizers' state, by name."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors = _live(model, average)
     for number, optimizer in enumerate(optimizers):
@@ -47,7 +48,7 @@ def pack(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], average:
 
 
 def unpack(state: State, model: nn.Module, optimizers: list[torch.optim.Optimizer], average: Average | None) -> None:
-    """Put back what `pack` took. The model must be the same one, as far as names and shapes go."""
+    """Restore what `pack` returned. The model must have the same names and shapes."""
     parameters, targets = dict(model.named_parameters()), _live(model, average)
     stored = {name for name in state.shapes if not name.startswith("optimizer/")}
     memories = [name for name in state.shapes if name not in stored]
@@ -74,7 +75,7 @@ def _live(model: nn.Module, average: Average | None) -> dict[str, Tensor]:
 
 
 def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], world: World, sharded: bool) -> None:
-    """Write a state to the file `path`, or as a folder beside it; all processes call this."""
+    """Write a state to the file `path`, or to a folder beside it; all processes must call this."""
     from safetensors.torch import save_file
 
     header = {"format": FORMAT, "about": json.dumps(about)}
@@ -85,7 +86,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], wo
             write_aside(path, lambda aside: save_file(held, aside, metadata=header))
             pointer.unlink(missing_ok=True)
         return
-    # Written to a folder of its own; a small file, put in place at the end, says which folder is the whole one.
+    # Each save has its own folder. A small file, written last, names the complete one.
     folder = path.with_name(f"{path.stem}-{about['history']['updates']:08d}")
     if world.first:
         shutil.rmtree(folder, ignore_errors=True)
@@ -102,7 +103,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], wo
 
 
 def load_state(path: Path) -> State | None:
-    """What `save_state` wrote; None where nothing has been saved yet."""
+    """What `save_state` wrote; None if nothing has been saved yet."""
     from safetensors import SafetensorError, safe_open
 
     pointer = path.with_suffix(".json")

@@ -1,4 +1,4 @@
-"""One training step; where memory runs out it is done again in smaller pieces that add up to the same."""
+"""One training step. If memory runs out, it is repeated in smaller pieces with the same result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.training.replay import Replay
 
 
 class Step:
-    """Updates a model's weights; `rows` is the size of a whole batch, None where several shapes are whole."""
+    """Updates a model's weights; `rows` is the size of a full batch, None if full batches have several shapes."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Step:
         self.gradients.set_lr(lr)
 
     def train_step(self, batches: list[Batch]) -> tuple[Tensor, Tensor]:
-        """Gradients and update; the sum of the losses, and whether it was skipped for not being finite."""
+        """Gradients and update. Returns the sum of the losses, and whether the update was skipped (not finite)."""
         try:
             return self.replay.run(batches, self.pieces)
         except torch.OutOfMemoryError as error:
@@ -53,7 +53,7 @@ class Step:
             if self.world.size > 1 or self.pieces >= most or not self.objective.divisible:
                 do = "give a smaller batch with --accumulate, a smaller --size or model, or --checkpointing"
                 raise RunError(f"out of memory at {most} samples per step: {error}", do=do) from None
-            # Recording needs the memory a second time: the ordinary way may still do.
+            # Recording a graph needs the memory twice: without it the batch may still fit.
             self.pieces *= 1 if self.replay.warm else 2
             self.replay.disable()
         for optimizer in self.optimizers:

@@ -11,17 +11,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOP_FILE = "REGARD_STOP"
-"""The environment variable that names a file: once that is there, training stops as after Ctrl-C. For processes that no
-signal reaches."""
-SAID = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
+"""The environment variable that names a file. If the file exists, training stops as after Ctrl-C. For processes that
+cannot get a signal."""
+MESSAGE = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
 
 
 class Halt(Exception):
-    """Raised where training may stop, when somebody has asked for it."""
+    """Raised between two steps when a stop is requested."""
 
 
 class Stop:
-    """While entered, holds back the signals that end a program. `wanted` says that one came."""
+    """Handles SIGINT and SIGTERM inside the block. `wanted` is the number of the signal that came, or 0."""
 
     def __init__(self, quiet: bool = False):
         self.quiet, self.wanted = quiet, 0
@@ -29,32 +29,32 @@ class Stop:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():  # only there can signals be handled
-            self.before = {n: signal.signal(n, self._asked) for n in (signal.SIGINT, signal.SIGTERM)}
+        if threading.current_thread() is threading.main_thread():  # signals can only be handled there
+            self.before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.wanted:
             self.wanted = number
             self.leave()
         self.wanted = number
         if not self.quiet:
-            os.write(2, SAID.encode())  # print could be interrupted in the middle of itself
+            os.write(2, MESSAGE.encode())  # print is not safe in a signal handler
 
     def asked(self) -> bool:
-        """Whether a signal came, or the file is there, which is looked for once a second."""
+        """Whether a signal came or the stop file exists, which is checked once per second."""
         if self.file and not self.wanted and time.monotonic() - self.looked > 1:
             self.looked = time.monotonic()
             if Path(self.file).exists():
-                self.wanted = self.wanted or signal.SIGINT  # a signal may have come meanwhile
+                self.wanted = self.wanted or signal.SIGINT  # a signal may have come in the meantime
         return bool(self.wanted)
 
     def leave(self) -> NoReturn:
-        """End as the signal would have: Ctrl-C as Python's own exception, SIGTERM as an exit with its code."""
+        """End as after the signal itself: KeyboardInterrupt for Ctrl-C, exit code 143 for SIGTERM."""
         if self.wanted == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt

@@ -84,7 +84,8 @@ def open_weights(
     if differ := _differences(body, held, theirs, but="head."):  # before memory is asked for
         raise mismatch(differ, where)
     state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
-    target = _target(config, name, classes, fields, where)
+    changed = None if stored is not None and name == stored.model else name  # its own changes of shape stay
+    target = _target(config, changed, classes, fields, where)
     state, target, names = _adapt(state, config, target, names, new_head, notes)
     called = called or name_of(target)
     differ = [

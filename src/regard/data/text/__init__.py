@@ -1,4 +1,4 @@
-"""From parallel text to batches of tokens: files in two languages, tokenizers, padded shapes, and a demo's corpus."""
+"""Parallel text: reading files in two languages, tokenizers, padded batches, and the corpus of the demo."""
 
 from regard.data.text.batches import EncodedPairs, TextLoader
 from regard.data.text.corpus import TextDataset

@@ -1,9 +1,10 @@
 """Batches of sentence pairs by token count, in a few padded shapes.
 
-A GPU records one graph per shape, so shapes are few and fixed: each has so many rows of so many source and target
-tokens, chosen once for the lengths at hand. Pairs that fill no whole batch of their shape move to the next larger
-one; where there is none, batches have fewer rows; the few that stay empty count for nothing. All depends on
-(seed, epoch) alone, whoever asks.
+- A GPU records one CUDA graph per shape, so there are only a few shapes. A shape is a number of rows and of source and
+  target tokens. Shapes are chosen once, for the lengths of the corpus.
+- Pairs that do not fill a batch of their shape move to the next larger shape. If there is none, batches have fewer
+  rows. Rows that stay empty are filled and have no effect.
+- Batches depend on (seed, epoch) only, not on the number of processes.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from regard.data.text.tokens import Tokenizer, Tokenizers
 from regard.errors import ConfigError, DataError
 
 SHAPES = 12
-_BOUNDS = 40  # lengths that a shape may have on a side
-_AT_ONCE = 10_000  # texts
-_STEP = 8  # rows come in steps of this many, so that processes can share them evenly
+_BOUNDS = 40  # candidate lengths of shapes, per side
+_AT_ONCE = 10_000  # texts tokenized at once
+_STEP = 8  # rows are multiples of this, so that processes can share them evenly
 
 
 class TextBatch(NamedTuple):
-    """source (B, S), each ended; target (B, T), each started and ended; numbers (B,): which pairs, -1 for filling.
+    """source (B, S), with end tokens; target (B, T), with start and end tokens; numbers (B,) of the pairs, -1 for
+    filling rows.
 
-    A filling row's source is the end token alone, so that attention has something to look at, and its target the
-    start token alone, so that there is nothing to predict. `tokens` counts what the whole batch predicts and `pairs`
-    how many it has, in all processes that share it.
+    The source of a filling row is one end token, so that attention has a key. Its target is one start token, so that
+    there is nothing to predict. `tokens` is the number of predicted tokens and `pairs` the number of pairs of the full
+    batch, over all processes.
     """
 
     source: Tensor
@@ -42,7 +44,7 @@ class TextBatch(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A batch of `rows` pairs padded to so many source and target tokens."""
+    """A batch of `rows` pairs, padded to `source` and `target` tokens."""
 
     rows: int
     source: int
@@ -50,9 +52,9 @@ class Shape(NamedTuple):
 
 
 class EncodedPairs:
-    """All sentences of a corpus as tokens, one after the other in memory: four bytes each, or two.
+    """All sentences of a corpus as tokens, concatenated in memory: four bytes per token, or two.
 
-    Sources end with the end token; targets have the start token too.
+    Sources have an end token; targets also a start token.
     """
 
     def __init__(self, tokenizers: Tokenizers, sources: Sequence[str], targets: Sequence[str]):
@@ -66,12 +68,12 @@ class EncodedPairs:
         return len(self.source_at) - 1
 
     def lengths(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of these pairs on either side, with those that mark start and end."""
+        """Numbers of source and target tokens of these pairs, with start and end tokens."""
         return np.diff(self.source_at)[index], np.diff(self.target_at)[index]
 
 
 def _packed(tokenizer: Tokenizer, texts: Sequence[str], start: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of all texts, and where each text begins; some texts at a time, as lists of numbers take much more."""
+    """Tokens of all texts, and the start of each text; done in parts, because Python lists need much more memory."""
     kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
     tokens, lengths = [np.zeros(0, dtype=kind)], [0]
     for at in range(0, len(texts), _AT_ONCE):
@@ -82,11 +84,11 @@ def _packed(tokenizer: Tokenizer, texts: Sequence[str], start: bool) -> tuple[np
 
 
 class TextLoader:
-    """Batches of at most `tokens` padded source tokens, and as many target tokens. `shuffle` is the seed of the order,
-    or None for the same order every time.
+    """Batches of at most `tokens` source tokens and at most as many target tokens, with padding. `shuffle` is the seed
+    of the order, or None for a fixed order.
 
-    Of `ranks` processes each gets its rows of every batch, so the batches are the same for any number of them.
-    Pairs with more than `longest` tokens on a side are left out, and named by `left_out`.
+    Each of `ranks` processes gets its rows of every batch, so batches do not depend on the number of processes.
+    Pairs with more than `longest` tokens on a side are left out and listed in `left_out`.
 
     >>> from regard.data.text import train_tokenizers
     >>> pairs = EncodedPairs(train_tokenizers(["a b"], ["A B"], 270), ["a", "b a", "a b a"], ["A", "B A", "A B A"])
@@ -126,12 +128,12 @@ class TextLoader:
         self._shapes, self._plan = _plan(largest, np.bincount(self._home, minlength=len(largest)).tolist())
 
     def __len__(self) -> int:
-        """Batches of an epoch: the same number every time."""
+        """Number of batches per epoch, the same for all epochs."""
         return sum(whole + bool(rest) for whole, rest, _ in self._plan)
 
     @property
     def shapes(self) -> list[Shape]:
-        """Those that occur."""
+        """The shapes that occur."""
         return [shape for shape, (whole, rest, _) in zip(self._shapes, self._plan, strict=True) if whole or rest]
 
     @property
@@ -166,7 +168,7 @@ class TextLoader:
         return numbers if self.shuffle is None else order(self.shuffle, epoch, numbers)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[TextBatch]:
-        """The epoch's batches after its first `start` pairs; within a batch, those that are done become filling."""
+        """The epoch's batches after its first `start` pairs; in a started batch they become filling rows."""
         for shape, members in self.batches(number):
             left = members[min(start, len(members)) :]
             start -= len(members) - len(left)
@@ -177,7 +179,7 @@ class TextLoader:
         """This process's rows of a batch."""
         each = -(-shape.rows // self.ranks)
         numbers = np.full(each * self.ranks, -1)
-        # Dealt out in turn, so that processes have as much to do where rows are left empty.
+        # Rows are dealt in turn, so that processes have equal work if some rows are empty.
         numbers.reshape(each, self.ranks).flat[: len(members)] = members
         own = numbers.reshape(each, self.ranks)[:, self.rank]
         source, target = self.pairs.tokenizers.source, self.pairs.tokenizers.target
@@ -208,10 +210,10 @@ def _rows(tokens: int, source: int, target: int) -> int:
 
 
 def choose_shapes(source: np.ndarray, target: np.ndarray, tokens: int, count: int = SHAPES) -> list[Shape]:
-    """At most `count` shapes for pairs of these lengths, by the least padding, smallest first.
+    """At most `count` shapes for pairs of these lengths, chosen for least padding, smallest first.
 
-    The largest holds everything. Then the shape that saves most is added, until there are enough, and each is
-    replaced by a better one where there is one.
+    Greedy: the largest shape holds all pairs. Then the shape that saves most padding is added, until there are
+    `count`. At the end each is replaced by a better one, if there is one.
     """
     bounds = [_bounds(lengths) for lengths in (source, target)]
     bins = [np.searchsorted(b, lengths) for b, lengths in zip(bounds, (source, target), strict=True)]
@@ -229,7 +231,7 @@ def choose_shapes(source: np.ndarray, target: np.ndarray, tokens: int, count: in
 
 
 def _bounds(lengths: np.ndarray) -> np.ndarray:
-    """Lengths that shapes may have: all that occur, or so many that each covers as many pairs as the next."""
+    """Candidate lengths of shapes: all that occur, or quantiles if there are many."""
     there = np.unique(lengths)
     if len(there) <= _BOUNDS:
         return there
@@ -237,7 +239,7 @@ def _bounds(lengths: np.ndarray) -> np.ndarray:
 
 
 def _best(chosen: list[tuple[int, int]], top: tuple[int, int], pairs: np.ndarray, size: np.ndarray) -> tuple[int, int]:
-    """The shape that saves the most tokens beside those chosen."""
+    """The shape that saves the most tokens in addition to those chosen."""
     paid = np.full(size.shape, size[top])
     for a, b in chosen:
         paid[: a + 1, : b + 1] = np.minimum(paid[: a + 1, : b + 1], size[a, b])
@@ -257,10 +259,10 @@ def _smallest(shapes: list[Shape], source: np.ndarray, target: np.ndarray) -> np
 
 
 def _plan(shapes: list[Shape], sizes: list[int]) -> tuple[list[Shape], list[tuple[int, int, int | None]]]:
-    """For each shape: its whole batches, the pairs of one more that is filled up, or else which shape they move to.
+    """For each shape: its number of full batches, the pairs of one more partly filled batch, or the shape they move to.
 
-    They move where that costs fewer tokens than filling up. Where they stay, the shape's batches share its pairs
-    evenly, with fewer rows than they might have.
+    Pairs move if that costs fewer tokens than filling up. If they stay, the shape's batches share its pairs evenly,
+    with fewer rows than possible.
     """
     sizes, shapes, plan = list(sizes), list(shapes), []
     for n, shape in enumerate(shapes):

@@ -1,4 +1,4 @@
-"""Parallel text as it was read: sentences in two languages, what is wrong or doubled, and splits that do not leak."""
+"""A dataset of parallel text: sentence pairs, their problems, duplicates, and leaks between splits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.errors import DataError, counted
 
 
 class Trouble(NamedTuple):
-    """A pair that was left out: where (file and line), what kind of fault, and the fault itself."""
+    """A pair that was left out: where (file and line), kind of the problem, details."""
 
     split: str
     where: str
@@ -38,17 +38,17 @@ class TextDataset:
     kind: str
     why: str
     source: str
-    """The language, or the column, that is translated from."""
+    """The source language, or the name of its column."""
     target: str
     sources: list[str] = field(repr=False)
     targets: list[str] = field(repr=False)
     splits: list[str] = field(repr=False)
     lines: list[int] = field(repr=False)
-    """The line of its file, or row of its table, that each pair stands in."""
+    """The line of the file or table of each pair."""
     trouble: tuple[Trouble, ...] = ()
     ignored: tuple[str, ...] = ()
     codes: tuple[str, ...] = ()
-    """First words of sources that say what is wanted, such as a language; tokenizers keep them whole."""
+    """First words of sources that ask for something, such as a language; tokenizers never split them."""
 
     path: str = ""
     samples_word: ClassVar[str] = "pairs"
@@ -71,7 +71,7 @@ class TextDataset:
         return "the text"
 
     def ties(self, number: int) -> list[Hashable]:
-        """The same source or the same target sentence, whatever its case and spacing."""
+        """Source and target sentence, without case and spacing."""
         return [(0, _plain(self.sources[number])), (1, _plain(self.targets[number]))]
 
     def require_trainable(self, splits: Sequence[str]) -> None: ...
@@ -85,16 +85,17 @@ class TextDataset:
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         return [
-            {"name": self.key(n), "split": name, "source": known_by(self.sources[n])} for n, name in enumerate(splits)
+            {"name": self.key(n), "split": name, "source": sentence_key(self.sources[n])}
+            for n, name in enumerate(splits)
         ]
 
     def seen(self, rows: Sequence[Mapping[str, str]]) -> set[int]:
-        """The same source sentence."""
+        """Pairs with the same source sentence, without case and spacing."""
         known = {row["source"] for row in rows}
-        return {n for n, sentence in enumerate(self.sources) if known_by(sentence) in known}
+        return {n for n, sentence in enumerate(self.sources) if sentence_key(sentence) in known}
 
     def key(self, number: int) -> str:
-        """What a pair is called in tables of predictions."""
+        """The name of a pair in tables of predictions."""
         return f"{self.splits[number] or self.name}:{self.lines[number]}"
 
     def index(self, split: str, splits: list[str] | None = None) -> list[int]:
@@ -106,7 +107,7 @@ class TextDataset:
         return len(self) - len(set(zip(self.sources, self.targets, strict=True)))
 
     def overlap(self, splits: list[str] | None = None) -> dict[str, dict[str, int]]:
-        """For each split but train: its pairs, and its source sentences, that training has too."""
+        """For each split but train: the number of its pairs, and of its source sentences, that are also in train."""
         names = splits or self.splits
         train = self.index("train", names)
         pairs, sources = {(self.sources[i], self.targets[i]) for i in train}, {self.sources[i] for i in train}
@@ -126,7 +127,7 @@ class TextDataset:
         return total.hexdigest()
 
     def require_usable(self, share: float = 0.01) -> None:
-        """Up to this share of each split's pairs may have been left out."""
+        """Raise an error if more than this share of a split's pairs was left out."""
         bad, good = Counter(t.split for t in self.trouble), Counter(self.splits)
         for split, count in bad.items():
             total = count + (good[split] if split or not any(good) else len(self))
@@ -163,7 +164,7 @@ class TextDataset:
         return "\n".join([*parts, *(f"    {name}" for name in self.ignored[:LISTED])])
 
     def to_json(self, splits: list[str], note: str) -> dict[str, Any]:
-        """data.json: what the data is, to the last hash, and what is odd about it."""
+        """data.json: counts, hashes and problems of the dataset."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -200,8 +201,8 @@ def _rank(split: str) -> tuple[int, str]:
     return ({"train": 0, "val": 1}.get(split, 2), split)
 
 
-def known_by(sentence: str) -> str:
-    """By which a sentence is known again, whatever its case and spacing."""
+def sentence_key(sentence: str) -> str:
+    """A hash of a sentence that ignores case and spacing."""
     return hashlib.sha256(_plain(sentence).encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,9 @@
-"""The demo's corpus: English dates and numbers, in many spellings, to German and Korean, made from Unicode's CLDR.
+"""The corpus of the demo: English dates and numbers, in many spellings, to German and Korean, from Unicode's CLDR.
 
-A source begins with `<de>` or `<ko>`, which says the language wanted; the rest is what people write. A target is the
-one long form of its language: with the weekday or the time where the source has them, numbers always as words. Names
-and patterns are Babel's; the words that join date and time, and numbers as words (num2words), are not in CLDR's data.
-Spaces that do not break, as in CLDR's English times, become plain ones: that is what a keyboard has.
+- A source begins with `<de>` or `<ko>`, the target language. The rest is a date or number as people write it.
+- A target is the long form of its language, with the weekday or the time if the source has them. Numbers are words.
+- Names and patterns are from Babel. The words between date and time, and numbers as words (num2words), are not in CLDR.
+- No-break spaces, as in CLDR's English times, become plain spaces, as people type them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SHARES = {"val": 0.05, "test": 0.05}
 _FIRST, _LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 _DAYS = (_LAST - _FIRST).days + 1
 _MOST = 6  # digits of a number
-_SMALL = 100  # numbers below are what larger ones are made of: always in training
-_DATE, _NUMBER = 8, 9  # what random numbers are for, beside the uses in data
+_SMALL = 100  # smaller numbers are parts of larger ones: always in training
+_DATE, _NUMBER = 8, 9  # the `use` of random numbers; smaller ones are used elsewhere in data
 
 
 def dates_corpus(seed: int = 0, pairs: int = PAIRS) -> TextDataset:
-    """Half dates of 1900 to 2099, half numbers below a million, each to both languages, each spelt in a drawn way.
+    """Half dates of 1900 to 2099, half numbers below a million, each to both languages, in random spellings.
 
-    What is in one split is in no other: no date and no number in any spelling or language.
+    No date or number is in two splits, in any spelling or language.
 
     >>> corpus = dates_corpus(pairs=1000)
     >>> len(corpus), corpus.source, corpus.target
@@ -79,7 +79,7 @@ def _draw_days(seed: int, count: int) -> np.ndarray:
 
 
 def _draw_numbers(seed: int, count: int) -> np.ndarray:
-    """Different numbers: as many of each length as there are, and all small ones."""
+    """Different numbers: about equally many of each length, and all small ones."""
     drawn = np.arange(min(_SMALL, count))
     for digits in range(3, _MOST + 1):
         low, high = 10 ** (digits - 1), 10**digits
@@ -113,7 +113,7 @@ def _spelt(number: int, lang: str, to: str = "cardinal") -> str:
 
 
 _Form = tuple[Callable[[int, int | None], str], bool, bool]
-"""How a meaning is written, whether that tells the weekday, and whether it tells the time."""
+"""A function that writes a date or number, whether it includes the weekday, and whether it includes the time."""
 
 
 def _date_forms() -> list[_Form]:

@@ -1,7 +1,7 @@
-"""Lines of text from plain or gzipped files: bounded as they are read, split at line feeds only, each checked.
+"""Lines of text from plain or gzipped files: size limits, split at line feeds only, each line checked.
 
-Python's own idea of a line also ends at U+0085, U+2028 and other characters, which stand inside sentences of real
-corpora; one of them would shift every later line against the other language.
+Python's `splitlines` also splits at U+0085, U+2028 and other characters, which occur inside sentences of real corpora.
+One of them would shift all later lines against the other language.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import IO, NamedTuple, cast
 from regard.errors import DataError
 
 MAX_BYTES = 2**30
-"""Of one file once unpacked; a few kilobytes of gzip can claim to be any size."""
+"""Limit of one unpacked file: a few kilobytes of gzip can unpack to any size."""
 MAX_LINES = 20_000_000
 MAX_LINE_BYTES = 2**20
 LONGEST = 2000
-"""Characters of one sentence; longer ones are paragraphs, or two files that were joined without a line feed."""
+"""Limit of characters per sentence; longer ones are paragraphs, or files joined without a line feed."""
 
 _CHUNK = 2**20
 _GZIP = b"\x1f\x8b"
@@ -29,7 +29,7 @@ _CONTROL = frozenset(chr(n) for n in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 
 
 
 class Sentence(NamedTuple):
-    """The text of one line, or what is wrong with it: `kind` is empty where nothing is."""
+    """The text of one line, or its problem; without a problem `kind` is empty."""
 
     text: str
     kind: str = ""
@@ -37,7 +37,7 @@ class Sentence(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without their ends, \\n or \\r\\n; what follows the last line feed is a line if not empty."""
+    """The lines of a file without \\n or \\r\\n. Text after the last line feed is a line too."""
     total, lines, rest = 0, 0, b""
     try:
         with path.open("rb") as raw:
@@ -82,9 +82,9 @@ def _require(holds: bool, what: str, path: Path, do: str) -> None:
 
 
 def read_sentence(line: bytes) -> Sentence:
-    """A line as a sentence: UTF-8, composed (NFC), without spaces around it; otherwise text is kept as it is.
+    """A line as a sentence: decoded from UTF-8, composed (NFC), stripped of spaces; otherwise unchanged.
 
-    Composed, because a letter with an accent, or a Korean syllable, has two spellings that look alike, and files of
+    Composed, because a letter with an accent, or a Korean syllable, has two encodings that look the same, and files of
     one corpus may differ in them.
 
     >>> read_sentence("  Ein Ma\\u0308dchen. ".encode())

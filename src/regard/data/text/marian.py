@@ -16,8 +16,8 @@ _MAX_FILE = 2**26
 def open_marian(folder: Path) -> Tokenizers:
     """The tokenizers of a folder with source.spm, target.spm and vocab.json (and target_vocab.json if they differ).
 
-    The .spm files split text into pieces; vocab.json numbers them, for both languages alike. Decoding begins with the
-    padding token, as Marian's does. With several target languages, a source begins with a code such as `>>deu<<`.
+    The .spm files split text into pieces; vocab.json has their numbers, the same for both languages. Decoding starts
+    with the padding token, as in Marian. With several target languages, a source starts with a code such as `>>deu<<`.
     """
     folder = Path(folder)
     if absent := [n for n in ("source.spm", "target.spm", "vocab.json") if not (folder / n).is_file()]:

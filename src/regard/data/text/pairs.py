@@ -1,4 +1,4 @@
-"""Which parallel text a path stands for: files such as train.en and train.de, or one table with two columns."""
+"""Reading parallel text: files such as train.en and train.de, or one table with two columns."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _HEADS = frozenset(CODES.split()) | frozenset(_WORDS.split()) | _ROLES[0] | _ROL
 
 
 def open_pairs(path: str | Path, source: str | None = None, target: str | None = None) -> TextDataset:
-    """The parallel text in a folder or a table, or the made one called `dates`; `source` and `target` say which
-    languages or columns are meant.
+    """The parallel text of a folder or a table, or the demo's corpus `dates`. `source` and `target` choose languages
+    or columns.
 
-    Pairs with a fault (a side that is empty, too long, not UTF-8, or holds control characters) are left out and
-    listed in `trouble`; `TextDataset.require_usable` says how many are too many. Files whose line counts differ are
-    refused: nobody knows which lines belong together.
+    Pairs with a problem (a side that is empty, too long, not UTF-8, or has control characters) are left out and
+    listed in `trouble`; `TextDataset.require_usable` raises an error if they are too many. Files with different
+    numbers of lines are refused, because it is unknown which lines belong together.
 
     >>> for name, text in (("train.en", "One.\\nTwo.\\n"), ("train.de", "Eins.\\nZwei.\\n")):
     ...     _ = (tmp / name).write_text(text)
@@ -57,7 +57,7 @@ def open_pairs(path: str | Path, source: str | None = None, target: str | None =
 
 
 def _folder(root: Path, source: str | None, target: str | None) -> TextDataset:
-    """Files called SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz; files without their partner, and others, are ignored."""
+    """Files called SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz; files without a partner, and others, are ignored."""
     files: dict[str, dict[str, Path]] = {}
     visible = [p for p in sorted(root.iterdir()) if not p.name.startswith(".")]
     for path in visible:
@@ -119,7 +119,7 @@ def _say_which(names: Sequence[str]) -> str:
 
 
 def _parts(root: Path, stems: list[str]) -> dict[str, str]:
-    """Split names, in order, with the files' stems: those that begin with a split's name, or the only one there is."""
+    """Split names, in order, with the stems of their files: stems that begin with a split's name, or the only stem."""
     kinds = {stem: _SPLIT_NAMES[match[1].lower()] for stem in stems if (match := _SPLIT.match(stem))}
     if not kinds and len(stems) == 1:
         return {"": stems[0]}
@@ -145,7 +145,7 @@ def _parts(root: Path, stems: list[str]) -> dict[str, str]:
 
 
 def _tail(stem: str) -> str:
-    """What tells one test set from another.
+    """The part of a stem that names the test set.
 
     >>> _tail("test_2016_flickr"), _tail("newstest2014"), _tail("test")
     ('2016_flickr', 'newstest2014', 'test')
@@ -154,11 +154,11 @@ def _tail(stem: str) -> str:
 
 
 MAX_TROUBLE = 100_000
-"""Pairs with faults; where there are more, the data is something else than parallel text."""
+"""Limit of pairs with problems; with more, the data is probably not parallel text."""
 
 
 class _Rows:
-    """Pairs as they come, usable ones kept and the others listed."""
+    """Collects pairs: usable ones are kept, the others listed."""
 
     def __init__(self) -> None:
         self.sources: list[str] = []
@@ -204,12 +204,12 @@ class _Rows:
 
 
 def _table(path: Path, source: str | None, target: str | None) -> TextDataset:
-    """Rows of a TSV or CSV. Tabs part a TSV's cells and quotes mean nothing there; a CSV's cells may be quoted."""
+    """Rows of a TSV or CSV. A TSV is split at tabs and its quotes have no meaning; a CSV's cells may be quoted."""
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(_TABLES):
         ending = path.suffix or "nameless"
         raise DataError(f"a {ending} file is no parallel text", where=path, do="give a folder, .tsv, .csv or .txt")
-    rows, parted = _csv(path) if name.endswith(".csv") else (_tsv(path), "tabs")
+    rows, delimiter = _csv(path) if name.endswith(".csv") else (_tsv(path), "tabs")
     start = next(rows, None)
     if start is None:
         raise DataError("the table has no rows", where=path)
@@ -221,11 +221,11 @@ def _table(path: Path, source: str | None, target: str | None) -> TextDataset:
     for line, cells in rows if head else chain([start], rows):
         if len(cells) <= max(at):
             where = f"{path.name}, line {line}"
-            pairs.leave_out(Trouble("", where, "too few columns", f"{len(cells)}, with {parted} between them"))
+            pairs.leave_out(Trouble("", where, "too few columns", f"{len(cells)}, with {delimiter} between them"))
             continue
         split = "" if split_at is None else _split_of(cells, split_at, path, line)
         pairs.add(split, line, file, (check_sentence(cells[at[0]]), check_sentence(cells[at[1]])))
-    why = f"a table with {parted} between columns; " + ("its header names them" if head else "it has no header")
+    why = f"a table with {delimiter} between columns; " + ("its header names them" if head else "it has no header")
     unused = [name for name in unused if name != "split"]
     why += f"; not used: {', '.join(unused)}" if unused else ""
     return pairs.corpus(path.name, "table", why, *names)
@@ -240,9 +240,9 @@ def _split_of(cells: list[str], at: int, path: Path, line: int) -> str:
 
 
 def _is_header(cells: list[str], source: str | None, target: str | None) -> bool:
-    """Whether a row names columns: by what was asked for, or by names of languages or roles.
+    """Whether a row is a header: it has the given names, or names of languages or roles.
 
-    Languages are codes in one case: `no` is Norwegian, but `No` is an answer.
+    Language codes are all lower or all upper case: `no` is Norwegian, but `No` is a word.
     """
     texts = [cell.strip() for cell in cells]
     if source in texts or target in texts:
@@ -260,7 +260,9 @@ def _columns(
     """Which two columns are read, what they are called, and which are not used."""
     if len(first) < 2:
         raise DataError(
-            "the table has one column only", where=f"{path}, line 1", do="part source and target by a tab, or commas"
+            "the table has one column only",
+            where=f"{path}, line 1",
+            do="separate source and target by a tab, or commas",
         )
     texts = [cell.strip() for cell in head or []]
     if head is None:
@@ -301,7 +303,7 @@ def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv(path: Path) -> tuple[Iterator[tuple[int, list[str]]], str]:
-    """The rows, by the mark that parts the first hundred of them most evenly."""
+    """The rows, split by the delimiter that gives the first hundred rows the most equal numbers of cells."""
 
     def rows(mark: str) -> Iterator[tuple[int, list[str]]]:
         reader = csv.reader((line + "\n" for line in _text(path)), delimiter=mark, strict=True)

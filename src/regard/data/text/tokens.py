@@ -1,14 +1,14 @@
-"""Tokenizers learnt from the user's text: byte-level BPE and WordPiece, kept as plain JSON.
+"""Tokenizers trained on the user's text: byte-level BPE and WordPiece, stored as plain JSON.
 
-Text goes to numbers through the libraries `tokenizers` and `sentencepiece`. The way back is a table of each token's
-bytes, so that every kind decodes alike and says which characters each token stands for.
+Encoding uses the libraries `tokenizers` and `sentencepiece`. Decoding uses a table of each token's bytes, so that it is
+the same for every kind and gives the characters of each token.
 
-- BPE (Sennrich et al., 2016) over bytes: whatever can be written has tokens, and comes back exactly.
+- BPE (Sennrich et al., 2016) over bytes: any text can be encoded, and decoding gives it back exactly.
 - WordPiece (Wu et al., 2016), with `##` where a word continues, as in BERT, but with case and spaces kept:
   `▁` begins what follows a space. Words with characters that training never saw become one unknown token.
 - A space is put before each text, so that a word has the same token at the start of a sentence as elsewhere.
-- Each digit is a token of its own: numbers are read by place, and one that training never saw can still be copied.
-- Text is composed (NFC) first. Names of special tokens mean nothing when they stand in a text.
+- Each digit is one token, so numbers that training never saw can still be copied.
+- Text is composed (NFC) first. Names of special tokens have no special meaning inside a text.
 - SentencePiece (Kudo & Richardson, 2018), trained by others: normalization and splitting are those of its file.
 """
 
@@ -34,10 +34,10 @@ KINDS = ("bpe", "wordpiece")
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 MAX_SIZE = 2**20
 UNKNOWN = " ⁇".encode()
-"""What an unknown token is read as."""
+"""The text of an unknown token."""
 
 _MAX_FILE = 2**27
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what bytes that are no UTF-8 become on a command line
+_SURROGATE = re.compile("[\ud800-\udfff]")  # from bytes on the command line that are not UTF-8
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 
 
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token numbers and back. `model` is what the library needs besides the names of the tokens.
+    """Text to token numbers and back. `model` is what the library needs in addition to the names of the tokens.
 
     >>> tokenizer = train_tokenizer(["ein Baum", "ein Haus", "zwei Häuser"] * 4, size=270)
     >>> tokenizer.size, tokenizer.pad, tokenizer.start, tokenizer.end, tokenizer.unknown
@@ -74,7 +74,7 @@ class Tokenizer:
     end: int = 2
     unknown: int = 3
     codes: tuple[str, ...] = ()
-    """Tokens that a text may begin with to ask for something, such as a language: they are never split."""
+    """Tokens at the start of a text that ask for something, such as a language: they are never split."""
 
     @property
     def size(self) -> int:
@@ -82,7 +82,7 @@ class Tokenizer:
         return len(self.vocabulary)
 
     def encode(self, texts: Sequence[str], *, start: bool = False, end: bool = False) -> list[list[int]]:
-        """The tokens of each text, with the special tokens that mark its start and end where asked for."""
+        """The tokens of each text, with start and end tokens if asked for."""
         for number, text in enumerate(texts):
             if not text.isascii() and _SURROGATE.search(text):
                 raise DataError(f"text {number + 1} is not Unicode: half of a pair of surrogates", do="give UTF-8")
@@ -98,18 +98,18 @@ class Tokenizer:
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if self.kind != "sentencepiece":
             return [row.ids for row in self._engine.encode_batch_fast(texts)]
-        # Pieces are looked up by name, as Marian does: one that is unknown here may be a token of the other language.
+        # Pieces are looked up by name, as in Marian: a piece unknown here may be a token of the other language.
         rows = self._engine.encode(texts, out_type=str)
         return [[self._plain.get(piece, self.unknown) for piece in row] for row in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text that tokens stand for, up to the first that marks the end; special tokens have none."""
+        """The text of the tokens up to the first end token; special tokens have no text."""
         return b"".join(self._spelling[i] for i in self._until_end(ids)).decode(errors="replace").removeprefix(" ")
 
     def pieces(self, ids: Iterable[int]) -> list[Piece]:
         """Every token with its characters in the decoded text, and its word: letters and what joins them, or one mark.
 
-        A token of some bytes of a character has that character. Spaces before a word belong to no token's text.
+        A token with some bytes of a character counts as that character. Spaces before a word belong to no token.
         """
         ids = [int(i) for i in ids]
         spoken = len(list(self._until_end(ids)))
@@ -164,7 +164,7 @@ class Tokenizer:
         return loaded
 
     def require_usable(self) -> None:
-        """Raises ValueError where numbers and names do not fit together, before anything relies on them."""
+        """Raises ValueError if numbers and names do not match."""
         names = self.vocabulary
         if not 4 < len(names) <= MAX_SIZE or not all(isinstance(n, str) and len(n) < 1000 for n in names):
             raise ValueError(f"a vocabulary has 5 to {MAX_SIZE:,} tokens that are texts")
@@ -180,7 +180,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> dict[str, int]:
-        """Numbers of all tokens but the special ones, which no text can name."""
+        """Numbers of all tokens but the special ones, which a text cannot contain."""
         return {name: n for name, n in self._numbers.items() if n not in self._special}
 
     @cached_property
@@ -193,7 +193,7 @@ class Tokenizer:
 
     @cached_property
     def _spelling(self) -> list[bytes]:
-        """What each token is read as."""
+        """The bytes of each token."""
         if self.kind == "bpe":
             back = {char: byte for byte, char in byte_letters().items()}
             spelt = [bytes(back[c] for c in t) if all(c in back for c in t) else t.encode() for t in self.vocabulary]
@@ -223,7 +223,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def make_engine(kind: str, vocabulary: Sequence[str], model: dict[str, Any], unknown: str) -> Any:
-    """The library's tokenizer. It is built here and never read from a file, so a file cannot choose what it does."""
+    """The library's tokenizer, always built here: a file can give it tokens, but no other settings."""
     try:
         from tokenizers import Tokenizer as Engine
         from tokenizers import models, normalizers, pre_tokenizers
@@ -261,7 +261,7 @@ def sentencepiece_engine(model: dict[str, Any]) -> Any:
 
 
 def train_tokenizer(texts: Iterable[str], size: int, kind: str = "bpe", codes: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer of at most `size` tokens for these texts; the same texts give the same one, to the byte."""
+    """A tokenizer of at most `size` tokens for these texts; the same texts give exactly the same tokenizer."""
     if kind not in KINDS:
         raise ConfigError(f"there is no tokenizer {kind!r}", do=did_you_mean(kind, KINDS))
     if bad := [code for code in codes if not code or " " in code or code in SPECIAL]:
@@ -278,7 +278,7 @@ def train_tokenizer(texts: Iterable[str], size: int, kind: str = "bpe", codes: S
         letters, trainer = pre_tokenizers.ByteLevel.alphabet(), trainers.BpeTrainer
     else:
         letters, trainer = sorted({c for text in texts for c in text} - {" "} | {"▁"}), trainers.WordPieceTrainer
-        # The library would number these in an order of its own, a different one each time.
+        # The library would number these in a different order each time.
         first += [f"##{c}" for c in letters if c not in string.punctuation and unicodedata.category(c)[0] != "P"]
     least = len(first) + len(letters)
     if not least < size <= MAX_SIZE:
@@ -344,6 +344,6 @@ def train_tokenizers(
 
 
 def _without_code(text: str, codes: Sequence[str]) -> str:
-    """The text alone, so that a code's letters are not learnt as a word."""
+    """The text without its code, so that the code's letters are not learned as a word."""
     word, _, rest = text.partition(" ")
     return rest if word in codes else text

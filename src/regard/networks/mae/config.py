@@ -1,4 +1,4 @@
-"""Settings of the masked autoencoder. Free of torch."""
+"""Settings of the masked autoencoder. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.errors import ConfigError
 
 @dataclass(frozen=True)
 class MAEConfig:
-    """Masking and the decoder, whose MLPs are four times as wide as it is."""
+    """Settings of masking and of the decoder, whose MLPs have four times its width."""
 
     mask: float = 0.75
     decoder_width: int = 512
@@ -21,10 +21,10 @@ class MAEConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.mask < 1:
-            raise ConfigError(f"mask={self.mask} is no share that hides some patches", do="give one between 0 and 1")
+            raise ConfigError(f"mask={self.mask} is not a share of patches", do="give a number between 0 and 1")
         require_positive(self, "decoder_width", "decoder_depth", "decoder_heads")
 
     @classmethod
     def of(cls, settings: Any) -> MAEConfig:
-        """From the settings of a run, which have all of these fields."""
+        """From the settings of a run, which have the same fields."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})

@@ -1,4 +1,4 @@
-"""A fully connected network on flattened pixels: the baseline without any notion of where pixels are."""
+"""A fully connected network on flattened pixels: a baseline without any bias towards neighbouring pixels."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from regard.networks.base import Network, Output
 from regard.networks.mlp.config import MLPConfig, configure
 
 CELLS = 16
-"""Places along each axis that explanations are painted on, at most."""
+"""Maximal number of cells per axis in explanations."""
 
 
 class Hidden(nn.Module):
@@ -29,8 +29,8 @@ class Hidden(nn.Module):
 class FullyConnected(Network):
     """Pictures or volumes of one size in, class scores out.
 
-    Its one token is all it knows of the input. The token map only says what explanations change together:
-    pixels, or boxes of them where there are many.
+    It has one token, the features of the whole input. The token map says which pixels an explanation changes
+    together: single pixels, or boxes of pixels in larger inputs.
 
     >>> import torch
     >>> model = FullyConnected(MLPConfig(size=(8, 8), channels=1, width=16, depth=2, classes=5))
@@ -51,7 +51,7 @@ class FullyConnected(Network):
         self.reset_parameters()
 
     def repeated(self) -> list[nn.Module]:
-        """The layers between hidden ones; the first is to its pixels what a patch projection is."""
+        """The layers between hidden ones, without the first, which projects pixels like a patch projection."""
         return super().repeated()[1:]
 
     def reset_parameters(self) -> None:
@@ -64,7 +64,7 @@ class FullyConnected(Network):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
-        """x (B, channels, *size), of the configured size alone. `class_token_only` changes nothing: there is none."""
+        """x (B, channels, *size), of the configured size. `class_token_only` has no effect: there is no class token."""
         if tuple(x.shape[1:]) != (self.config.channels, *self.config.size):
             raise ConfigError(
                 f"an input of shape {tuple(x.shape)} does not fit: a fully connected network is for "

@@ -1,4 +1,4 @@
-"""The shape of a recurrent translator, and the variants by name. Free of torch."""
+"""Settings of a recurrent translator, and the variants by name. Does not import torch."""
 
 from __future__ import annotations
 

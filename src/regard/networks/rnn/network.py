@@ -1,14 +1,17 @@
-"""The recurrent translators that the Transformer replaced: with attention, and through one context vector alone.
+"""Recurrent translators: with attention, or with one context vector only.
 
 Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate" (2015); Luong et al.,
 "Effective Approaches to Attention-based Neural Machine Translation" (2015), equations 5 to 8; the decks' "Seq2seq".
 
-Departures: the query is the decoder's newest state, as Luong's, and not the one before it, for additive scores too;
-what was looked at is not fed to the next state. So all words of a target are decoded in one pass. The dot product is
-not scaled, as in the decks. Each direction of the encoder has half the width, so that states of encoder and decoder
-meet without a projection. The decoder begins with the hidden states the encoder ended with, and empty LSTM cells.
-Without attention, the one context vector (where the encoder ended) stands in the place of what would have been
-looked at. Embeddings are scaled and shared as the Transformer's.
+Departures:
+
+- The query is the decoder's newest state, as in Luong et al., and not the one before it; for additive scores too.
+- The context is not an input of the next state. So all words of a target are decoded in one pass.
+- The dot product is not scaled, as in the decks.
+- Each direction of the encoder has half the width, so encoder and decoder states match without a projection.
+- The decoder starts with the encoder's last hidden states, and with zero LSTM cells.
+- Without attention, the encoder's last state is the context of every word.
+- Embeddings are scaled and shared as in the Transformer.
 """
 
 from typing import Any
@@ -25,7 +28,7 @@ CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
 class Alignment(Attention):
-    """Where in the source each target word looks: query = decoder state, keys and values = encoder states."""
+    """Attention to the source: query = decoder state, keys and values = encoder states."""
 
     def __init__(self, width: int, additive: bool):
         super().__init__()
@@ -38,7 +41,7 @@ class Alignment(Attention):
             nn.init.uniform_(self.vector, -(len(self.vector) ** -0.5), len(self.vector) ** -0.5)
 
     def forward(self, states: Tensor, memory: Memory) -> Tensor:
-        """(B, T, width) of states (B, T, width): each a mean of the encoder's states, weighted by how well they fit."""
+        """Contexts (B, T, width) of decoder states (B, T, width): weighted means of the encoder's states."""
         q, k, v = (x[:, None] for x in (states, memory.words, memory.words))  # one head
         mask = memory.mask[:, None, None]
         if self.query is None or self.key is None or self.vector is None:
@@ -47,7 +50,7 @@ class Alignment(Attention):
 
 
 class Bidirectional(nn.Module):
-    """One layer of the encoder: one half of the width reads forwards, the other backwards."""
+    """One bidirectional layer of the encoder: each direction has half of the width."""
 
     def __init__(self, cell: type[nn.LSTM] | type[nn.GRU], width: int):
         super().__init__()
@@ -55,13 +58,13 @@ class Bidirectional(nn.Module):
         self.backwards = cell(width, width // 2, batch_first=True)
 
     def forward(self, words: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """States (B, S, width) at each word, and where it ended (B, width): the last of each half side by side.
+        """States (B, S, width) at each word, and the last states of both directions, concatenated (B, width).
 
-        Backwards begins at the last word, not in the padding; nothing after a sentence's end reaches its states.
+        The backward direction starts at the last word, not in the padding. Padding has no effect on the states.
         """
         order = torch.arange(words.shape[1], device=words.device)
         back = lengths[:, None] - 1 - order
-        back = torch.where(back < 0, order, back)[:, :, None]  # padding stays where it is
+        back = torch.where(back < 0, order, back)[:, :, None]  # padding keeps its position
         ahead = self.forwards(words)[0]
         behind = self.backwards(words.gather(1, back.expand_as(words)))[0]
         last = torch.cat([_at(ahead, lengths), _at(behind, lengths)], dim=-1)
@@ -76,7 +79,7 @@ def _at(states: Tensor, lengths: Tensor) -> Tensor:
 
 
 class RNN(Translator):
-    """Sentences in, scores of each next word out, one state after another.
+    """A recurrent encoder and decoder: scores of each next word.
 
     >>> model = RNN(RNNConfig(vocabulary=50, width=32, depth=2))
     >>> source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]])
@@ -99,7 +102,7 @@ class RNN(Translator):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier for each gate, zeros for biases, ones for an LSTM's forget gate: it begins by remembering."""
+        """Xavier for each gate, zeros for biases, ones for an LSTM's forget gate, so that it starts by remembering."""
         for module in self.modules():
             if isinstance(module, nn.RNNBase):
                 gates = 4 if isinstance(module, nn.LSTM) else 3
@@ -132,7 +135,7 @@ class RNN(Translator):
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
         states, _ = self._run(target, memory.last[0], None)
-        return self._look(states, memory)
+        return self._with_context(states, memory)
 
     def _run(self, target: Tensor, hidden: Tensor, cells: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Decoder states (N, T, width) of target words (N, T), and (h, c), each (depth, N, width), after the last."""
@@ -149,8 +152,8 @@ class RNN(Translator):
             words = self.drop(words)
         return words, tuple(torch.stack(part) for part in zip(*after, strict=True))
 
-    def _look(self, states: Tensor, memory: Memory) -> Tensor:
-        """Luong's equation 5, tanh(W [context; state]); the context is what was looked at, or always the same."""
+    def _with_context(self, states: Tensor, memory: Memory) -> Tensor:
+        """Luong et al., equation 5: tanh(W [context; state]). Without attention the context is always the same."""
         if self.alignment is None:
             context = memory.last[0][-1][:, None].expand_as(states)
         else:
@@ -159,20 +162,20 @@ class RNN(Translator):
 
     def begin(self, memory: Memory, beams: int, length: int) -> State:
         hidden = memory.last[0].repeat_interleave(beams, dim=1)
-        kept = (hidden, torch.zeros_like(hidden)) if self.config.cell == "lstm" else (hidden,)
+        per_beam = (hidden, torch.zeros_like(hidden)) if self.config.cell == "lstm" else (hidden,)
         at = torch.zeros((), dtype=torch.long, device=hidden.device)
-        return State(at, kept, (memory.words, memory.mask, *(t.transpose(0, 1) for t in memory.last)))
+        return State(at, per_beam, (memory.words, memory.mask, *(t.transpose(0, 1) for t in memory.last)))
 
     def step(self, words: Tensor, state: State) -> Tensor:
-        source, mask, *last = state.fixed
-        cells = state.kept[1] if self.config.cell == "lstm" else None
-        states, after = self._run(words.reshape(-1, 1), state.kept[0], cells)
-        for old, new in zip(state.kept, after, strict=True):
+        source, mask, *last = state.per_sentence
+        cells = state.per_beam[1] if self.config.cell == "lstm" else None
+        states, after = self._run(words.reshape(-1, 1), state.per_beam[0], cells)
+        for old, new in zip(state.per_beam, after, strict=True):
             old.copy_(new)
         state.at.add_(1)
-        # The beams of a sentence are queries of one source, as the words of a target are in `decode`.
+        # The beams of a sentence are queries of the same source, like the words of a target in `decode`.
         memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
-        return self._look(states.view(*words.shape, states.shape[-1]), memory)
+        return self._with_context(states.view(*words.shape, states.shape[-1]), memory)
 
 
 def build(name: str, **changes: Any) -> RNN:

@@ -1,4 +1,4 @@
-"""The shape of a Transformer, and the variants by name. Free of torch."""
+"""Settings of a Transformer, and the variants by name. Does not import torch."""
 
 from __future__ import annotations
 

@@ -2,10 +2,14 @@
 
 Vaswani et al., "Attention Is All You Need" (2017), sections 3 and 5.4.
 
-Departures from the paper: the norms may stand before the branches, with one more after each stack, as in the decks'
-code; positions may be learned, in a table each for encoder and decoder; matrices need not be shared, and without them
-the vocabularies need not be one; the output may have a bias. Dropout is where section 5.4 has it, on the output of
-every branch and on the sums of embeddings and positions, and nowhere else.
+Options that the paper does not have:
+
+- Pre-norm, with one more norm after each stack, as in the decks' code.
+- Learned positions, with one table for the encoder and one for the decoder.
+- Embedding matrices that are not shared; then source and target may have different vocabularies.
+- A bias of the output layer.
+
+Dropout is where section 5.4 has it: on the output of every branch and on the sums of embeddings and positions.
 """
 
 from typing import Any
@@ -15,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
-from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, MultiHeadAttention, Past, WordPositions
+from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, KeyValueCache, MultiHeadAttention, WordPositions
 
 
 class Transformer(Translator):
@@ -57,7 +61,7 @@ class Transformer(Translator):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier for each of the paper's matrices, queries, keys and values apart; zeros for biases."""
+        """Xavier for each of the paper's matrices (queries, keys and values separately); zeros for biases."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -83,30 +87,30 @@ class Transformer(Translator):
         return self.decoder_norm(words)
 
     def begin(self, memory: Memory, beams: int, length: int) -> State:
-        source = [part for block in self.decoder for part in block.cross.remember(memory.words)]  # pyright: ignore
-        # Of the size and kind that keys and values are, which autocast decides.
+        source = [part for block in self.decoder for part in block.cross.project_keys_values(memory.words)]  # pyright: ignore
+        # Created from the source's keys and values, to have their sizes and the dtype that autocast chose.
         room = (len(memory.words), length, beams, self.config.heads)
         past = [part.new_zeros(*room, part.shape[-1]) for part in source]
         at = torch.zeros((), dtype=torch.long, device=memory.words.device)
-        writer = at.new_zeros(length, len(memory.words) * beams)  # which beam wrote each word of a beam's past
+        writer = at.new_zeros(length, len(memory.words) * beams)  # the beam that wrote each word of a beam's sentence
         places = self.positions.rows(length).to(memory.words.dtype)
         return State(at, (writer,), (memory.mask[:, None, None], *past, *source), (places,))
 
     def step(self, words: Tensor, state: State) -> Tensor:
-        (writer,), (mask, *remembered), (places,) = state.kept, state.fixed, state.common
-        past, source = remembered[: len(remembered) // 2], remembered[len(remembered) // 2 :]
+        (writer,), (mask, *cached), (places,) = state.per_beam, state.per_sentence, state.shared
+        past, source = cached[: len(cached) // 2], cached[len(cached) // 2 :]
         x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
         beams = torch.arange(past[0].shape[2], device=words.device)
         writer.index_copy_(0, state.at.view(1), beams.repeat(1, len(words)))
-        count = state.filled()
+        count = state.length()
         wrote = writer[: None if count is None else count + 1].unflatten(1, (len(words), len(beams)))  # (T, B, K)
-        own = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
+        beam_mask = wrote.permute(1, 2, 0)[..., None] == beams  # (B, K, T, K)
         if count is None:
-            own &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
-        own = own.flatten(2)[:, None]
+            beam_mask &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
+        beam_mask = beam_mask.flatten(2)[:, None]
         for n, block in enumerate(self.decoder):
             two = slice(2 * n, 2 * n + 2)
-            x = block.step(x, Past(*past[two], *source[two]), state.at, own, mask)  # pyright: ignore[reportCallIssue]
+            x = block.step(x, KeyValueCache(*past[two], *source[two]), state.at, beam_mask, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.decoder_norm(x)
 

@@ -1,4 +1,4 @@
-"""Why attention: the decks' arguments as experiments, each by itself or all in one folder."""
+"""Why attention: the decks' arguments as experiments, one by one or all in one folder."""
 
 from regard.study.attention.bottleneck import Repeating, bottleneck
 from regard.study.attention.costs import Sizes, costs

@@ -1,8 +1,9 @@
 """The context bottleneck: how well networks repeat sentences of random symbols, by length (the decks' "Seq2seq").
 
-- A context vector of fixed size cannot hold a long sentence; with attention the decoder reads from the encoder itself.
-- Random symbols cannot be guessed from each other, so each one has to be carried.
-- All networks see the same sentences, in the same order.
+- Without attention all symbols must go through a context vector of fixed size; with attention the decoder reads the
+  encoder's states.
+- Random symbols cannot be guessed from each other, so each one has to be stored.
+- All networks get the same sentences, in the same order.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from regard.study.keep import cached
 from regard.study.result import Gap
 from regard.training.optim import learning_rate, make_optimizers
 
-START, END, FIRST = 1, 2, 3  # as TextConfig has them; 0 is padding, and symbols follow
+START, END, FIRST = 1, 2, 3  # as in TextConfig; 0 is padding, FIRST is the first symbol
 
-# Name, model, times the width, and its own fields. One layer each.
+# Name: model, factor of the width, and further fields. One layer each.
 ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "rnn_plain": ("rnn_plain", 1, {}),
     "rnn_plain (2 × width)": ("rnn_plain", 2, {}),
@@ -42,19 +43,19 @@ ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Repeating:
-    """What is to be repeated, and how it is learned."""
+    """Settings of the task and of training."""
 
     symbols: int = 10
     longest: int = 24
-    """Training sentences have 1 to so many symbols."""
+    """Training sentences have 1 to `longest` symbols."""
     lengths: tuple[int, ...] = (4, 8, 12, 16, 20, 24, 32)
-    """Of the sentences it is tried on; longer ones than `longest` have never been seen."""
+    """Lengths of the test sentences; those above `longest` do not occur in training."""
     width: int = 64
     steps: int = 1000
     batch: int = 64
     rate: float = 3e-3
     sentences: int = 200
-    """Of each length, the same for all networks and seeds."""
+    """Test sentences per length, the same for all networks and seeds."""
 
 
 QUICK = Repeating(longest=8, lengths=(2, 4, 6, 8, 12), width=32, steps=400, sentences=50)
@@ -88,7 +89,7 @@ class Bottleneck:
     recalls: list[Recall]
     parameters: dict[str, int]
     seconds: dict[str, float]
-    """Of training, mean over seeds."""
+    """Training time, mean over seeds."""
 
     @property
     def points(self) -> list[Point]:
@@ -105,13 +106,13 @@ class Bottleneck:
         return sorted(self.recalls, key=lambda recall: (order.index(recall.model), recall.length, recall.seed))
 
     def gap(self, one: str, other: str, length: int) -> Gap:
-        """By how much more symbols `one` has right than `other`, seed by seed."""
+        """Share of correct symbols of `one` minus that of `other`, per seed."""
         shares = {(r.model, r.seed): r.symbols for r in self.recalls if r.length == length}
         seeds = [seed for model, seed in shares if model == one and (other, seed) in shares]
         return Gap.of(length, [shares[one, seed] - shares[other, seed] for seed in seeds])
 
     def summary(self) -> list[str]:
-        """In sentences: who falls with length, and whether attention mends it."""
+        """In sentences: accuracy of each network by length, and the gain from attention."""
         seen = [length for length in self.task.lengths if length <= self.task.longest]
         shares = {(p.model, p.length): p for p in self.points}
         lines = []
@@ -168,7 +169,7 @@ def bottleneck(
     device: str = "cpu",
     say: Callable[[str], None] = lambda text: None,
 ) -> Bottleneck:
-    """Train each network with each seed and try it on each length. What is finished is kept in the folder `keep`.
+    """Train each network with each seed and test it on each length. Finished results are stored in the folder `keep`.
 
     >>> tiny = Repeating(symbols=2, longest=3, lengths=(2,), width=8, steps=2, sentences=4)
     >>> [(point.model, point.length, point.seeds) for point in bottleneck(("rnn_plain",), task=tiny, seeds=2).points]
@@ -213,7 +214,7 @@ def _cell(name: str, task: Repeating, seed: int, device: str) -> dict[str, Any]:
 
 
 def sentences(task: Repeating, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sources (count, length + 1), random symbols and an end, which are the targets too; and what the decoder is given.
+    """Sources (count, length + 1), random symbols and an end token, which are also the targets; and decoder inputs.
 
     >>> source, given = sentences(Repeating(symbols=1), 1, 3, torch.Generator())
     >>> source.tolist(), given.tolist()
@@ -224,7 +225,7 @@ def sentences(task: Repeating, count: int, length: int, generator: torch.Generat
 
 
 def learn(model: Translator, task: Repeating, seed: int) -> None:
-    """Train by AdamW, with a tenth of the steps to warm up and half a cosine down."""
+    """Train with AdamW: warm-up for a tenth of the steps, then a cosine schedule."""
     generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
     (optimizer,) = make_optimizers(model, "adamw", task.rate, 0.0)
     model.train()
@@ -240,10 +241,10 @@ def learn(model: Translator, task: Repeating, seed: int) -> None:
 
 
 def recall(model: Translator, task: Repeating, length: int) -> tuple[float, float]:
-    """Shares of sentences and of symbols that come back right, each at its place, from greedy decoding."""
+    """Shares of correct sentences and of correct symbols, position by position, by greedy decoding."""
     device = next(model.parameters()).device
     source, _ = sentences(task, task.sentences, length, torch.Generator().manual_seed(length))
     source = source.to(device)
-    # Room for two more words than are right: a network that does not end in time is wrong.
+    # Up to two words too many are decoded: a network that does not end in time is wrong.
     right = greedy(model.eval(), source, constant=2).words[:, 0, : length + 1] == source
     return float(right.all(1).double().mean()), float(right[:, :length].double().mean())

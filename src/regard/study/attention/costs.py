@@ -1,4 +1,4 @@
-"""Cost of layers by sequence length: the decks' complexity table (Vaswani et al., Table 1) beside measurements.
+"""Cost of layers by sequence length: the decks' complexity table (Vaswani et al., Table 1) and measurements.
 
 - All layers map (batch, length, width) to the same shape; forward and backward are timed.
 - Attention is measured without projections, as the table counts it.
@@ -36,7 +36,7 @@ class Sizes:
     neighbours: int = 64
     batch: int = 1
     rounds: int = 5
-    """Turns that the layers take at each length; times are their medians."""
+    """Measurements of each layer per length; times are medians."""
 
 
 class Layer(NamedTuple):
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
     sequential: str
     path: str
     power: int
-    """Of the length in the operations."""
+    """Exponent of the length in the number of operations."""
 
 
 LAYERS = {
@@ -65,7 +65,7 @@ class Cost(NamedTuple):
     length: int
     seconds: float
     bytes: int
-    """The most that was allocated at a time, weights and input left out."""
+    """Peak of allocated memory, without weights and input."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Costs:
         return [row.length for row in rows], [getattr(row, what) for row in rows]
 
     def power(self, layer: str, what: str) -> float:
-        """Of the length in seconds or bytes, over its longer half, where what does not grow weighs least."""
+        """Exponent of the length in seconds or bytes, over the longer half of lengths, where constant costs matter
+        least."""
         lengths, values = self.column(layer, what)
         some = max(2, math.ceil(len(lengths) / 2))
         return exponent(lengths[-some:], values[-some:])
@@ -149,7 +150,7 @@ def costs(
     keep: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Costs:
-    """Time and memory of every layer at every length. At each length the layers take turns.
+    """Time and memory of every layer at every length. At each length the layers are measured alternately.
 
     >>> result = costs((8, 16), sizes=Sizes(width=8, neighbours=4, rounds=1))
     >>> len(result.measured), result.power("convolutional", "bytes") > 0.5
@@ -178,8 +179,8 @@ def _measured(length: int, sizes: Sizes, device: str) -> dict[str, tuple[float, 
     works = {name: _pass(layer, x) for name, layer in layers.items()}
     most = {name: peak_memory(work, device) for name, work in works.items()}  # and a first, unmeasured call
     calls = max(1, 1024 // length)
-    turns = [{name: _timed(work, calls, device) for name, work in works.items()} for _ in range(sizes.rounds)]
-    return {name: (statistics.median(turn[name] for turn in turns), most[name]) for name in works}
+    rounds = [{name: _timed(work, calls, device) for name, work in works.items()} for _ in range(sizes.rounds)]
+    return {name: (statistics.median(times[name] for times in rounds), most[name]) for name in works}
 
 
 def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
@@ -203,10 +204,10 @@ def _timed(work: Callable[[], object], calls: int, device: str) -> float:
 
 
 def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
-    """The most bytes that tensors made by `work` hold at a time.
+    """Peak memory of the tensors created by `work`, in bytes.
 
-    On a GPU its allocator counts. On a CPU the profiler lists all that PyTorch's allocator gives and takes back, inside
-    of operators too; what other libraries allocate for themselves it does not see.
+    On a GPU it is read from the allocator. On a CPU the profiler lists all allocations of PyTorch's allocator, also
+    inside operators, but not those of other libraries.
 
     >>> peak_memory(lambda: [torch.empty(1000), torch.empty(500)])
     6000
@@ -218,7 +219,7 @@ def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else it tells the terminal that it begins and ends
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else it prints messages to the terminal
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
@@ -229,7 +230,7 @@ def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
 
 
 def layers_of(sizes: Sizes, device: str = "cpu") -> dict[str, Callable[[Tensor], Tensor]]:
-    """By name, what takes and gives (batch, length, width)."""
+    """The layers by name; each maps (batch, length, width) to the same shape."""
 
     def headed(mix: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def layer(x: Tensor) -> Tensor:
@@ -266,9 +267,9 @@ class Convolution(nn.Module):
 
 
 def attend_nearby(q: Tensor, k: Tensor, v: Tensor, neighbours: int) -> Tensor:
-    """`attend` where each query sees the keys at most neighbours / 2 places away: (B, H, N, D) in and out.
+    """`attend` where each query sees the keys at most neighbours / 2 positions away: (B, H, N, D) in and out.
 
-    In blocks of so many queries, each with the twice as many keys that any of them may see; never N × N.
+    Computed in blocks of `neighbours` queries, each with twice as many keys; there is never an N × N matrix.
     """
     r, half, length = neighbours, neighbours // 2, q.shape[2]
     count = -(-length // r)

@@ -93,7 +93,7 @@ def _sinusoids(result: Sinusoids) -> Any:
     left.grid(False)
     colour_bar(left, painted, "PE(position, dimension)", ink=INK)
     for number, place in enumerate(result.places):
-        # All lie on each other: thinner ones on top let the others be seen.
+        # The lines coincide: thinner ones on top keep the others visible.
         width = 1.2 + 2.4 * (len(result.places) - 1 - number)
         right.plot(result.distances, result.products[number].numpy(), color=COLOURS[number], linewidth=width)
         label, at = f"from position {place}", 0.95 - 0.08 * number
@@ -107,7 +107,7 @@ def _line(ax: Any, x: list[int], y: list[float], number: int, name: str) -> None
 
 
 def _powers(ax: Any, result: Costs, what: str, unit: float) -> None:
-    """Beside the ends of the lines, how they grow; none on another."""
+    """Exponents beside the ends of the lines, without overlap."""
     ends = sorted(
         (unit * result.column(layer, what)[1][-1], number, f"n^{result.power(layer, what):.1f}")
         for number, layer in enumerate(LAYERS)
@@ -127,7 +127,7 @@ def _powers_of_two(ax: Any, values: list[int]) -> None:
 
 
 def _log(ax: Any) -> None:
-    """Written out, for the usual 10ⁿ is set as mathematics, which is off here."""
+    """Log axis with plain numbers: 10ⁿ would need mathtext, which is off here."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_yscale("log")

@@ -17,11 +17,11 @@ from regard.errors import ConfigError
 from regard.nn import attention_weights
 
 SATURATED = 0.99
-"""A weight above this leaves next to nothing to the other keys."""
+"""A weight above this counts as saturated: it leaves almost nothing to the other keys."""
 
 
 class Softness(NamedTuple):
-    """What becomes of scores of keys of one size; means over queries."""
+    """Statistics of scores and weights for one key size; means over queries."""
 
     d_k: int
     scaled: bool
@@ -32,9 +32,9 @@ class Softness(NamedTuple):
     saturated: float
     """Share of queries that give one key more than 0.99."""
     jacobian: float
-    """Frobenius norm of the derivatives of weights by scores: what any gradient is multiplied by."""
+    """Frobenius norm of the derivatives of weights by scores, a factor of every gradient."""
     median: float
-    """The same of the middle one of all queries, and not their mean."""
+    """The same, as the median over queries."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Gradients:
 def softmax_gradients(
     sizes: Sequence[int] = (1, 4, 16, 64, 256, 1024), *, keys: int = 32, queries: int = 4000, seed: int = 0
 ) -> Gradients:
-    """Scores, weights and slopes of random queries and keys of unit variance, with and without 1/√d_k.
+    """Scores, weights and gradients of random queries and keys of unit variance, with and without 1/√d_k.
 
     >>> [row.scaled for row in softmax_gradients((4,), queries=10).measured]
     [False, True]
@@ -91,7 +91,7 @@ def softmax_gradients(
         raise ConfigError("there is nothing to measure", do="give sizes of 1 or more, and at least 2 keys and queries")
     generator, measured = torch.Generator().manual_seed(seed), list[Softness]()
     for size in sizes:
-        # In double precision: what is left of a weight of nearly 1 is what the slopes are made of.
+        # In double precision: the gradients depend on 1 - weight, which is tiny for weights near 1.
         q = torch.randn(queries, 1, size, generator=generator).double()
         k = torch.randn(queries, keys, size, generator=generator).double()
         for scaled in (False, True):
@@ -100,8 +100,8 @@ def softmax_gradients(
             largest = weights.max(dim=1).values
             norms = jacobian_norm(weights)
             saturated = float((largest > SATURATED).double().mean())
-            slopes = float(norms.mean()), float(norms.median())
-            measured.append(Softness(size, scaled, float(scores.var()), float(largest.mean()), saturated, *slopes))
+            jacobian = float(norms.mean()), float(norms.median())
+            measured.append(Softness(size, scaled, float(scores.var()), float(largest.mean()), saturated, *jacobian))
     return Gradients(keys, queries, measured)
 
 

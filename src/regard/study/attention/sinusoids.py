@@ -19,7 +19,7 @@ from regard.nn.patches import sinusoid
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """The table (length, width), and dot products (places, 2 · reach + 1) of some rows with those around them."""
+    """The table (length, width), and dot products (places, 2 · reach + 1) of some rows with their neighbours."""
 
     table_: Tensor
     places: tuple[int, ...]
@@ -32,7 +32,7 @@ class Sinusoids:
 
     @property
     def shift(self) -> float:
-        """By how much, at the most, products of the same distance differ between places: rounding, if nothing else."""
+        """The largest difference between places of products at the same distance: only rounding."""
         return float((self.products.amax(0) - self.products.amin(0)).max())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class Sinusoids:
 def sinusoids(
     length: int = 100, width: int = 128, *, places: Sequence[int] = (32, 50, 67), reach: int = 32
 ) -> Sinusoids:
-    """The paper's table for `length` words, and each place's dot products with all up to `reach` words away.
+    """The paper's table for `length` words, and the dot products of each place with all words up to `reach` away.
 
     >>> sinusoids(9, 4, places=(4,), reach=1).products
     tensor([[1.5403, 2.0000, 1.5403]])

@@ -29,7 +29,7 @@ PARTS = {
     "costs": "What layers cost by length",
     "bottleneck": "The context bottleneck",
 }
-"""Name and title, in the order they are made: the longest last."""
+"""Name and title, in the order of execution: the longest last."""
 
 Part: TypeAlias = Bottleneck | Gradients | Costs | Sinusoids
 
@@ -46,7 +46,7 @@ class AttentionStudy:
         return [line for part in self.parts.values() for line in part.summary()]
 
     def write(self) -> None:
-        """study.md and study.json, and of each part a table and a figure. Parts made by earlier calls stay in them."""
+        """Write study.md, study.json, and a table and a figure per part. Parts of earlier calls are kept."""
         folder, path = Run(self.out), self.out / "study.json"
         for name, part in self.parts.items():
             folder.write_rows(f"{name}.csv", part.rows())
