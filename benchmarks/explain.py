@@ -52,7 +52,7 @@ def planted_predictor(folder: str) -> Any:
     pictures, labels, _ = planted(1200, seed=0)
     np.savez(f"{folder}/planted.npz", images=pictures, labels=labels)
     run = regard.train(
-        f"{folder}/planted.npz", recipe="small_images", depth=3, epochs=12, batch_size=32, crop="none", mixup=0.0,
+        f"{folder}/planted.npz", recipe="plain", depth=3, epochs=12, batch_size=32, crop="none", mixup=0.0,
         drop_path=0.0, explain=0, compile=False, out=f"{folder}/run", quiet=True,
     )  # fmt: skip
     return regard.load(run.path)

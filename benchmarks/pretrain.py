@@ -30,7 +30,7 @@ PRETRAIN: dict[str, Any] = {
     "crop": "shift", "decoder_width": 128, "decoder_depth": 2, "decoder_heads": 4,
 }  # fmt: skip
 FINE_TUNE: dict[str, Any] = {
-    "recipe": "small_images", "batch_size": 128, "lr": 5e-4, "weight_decay": 0.05, "warmup": 0.1, "policy": "trivial",
+    "recipe": "plain", "batch_size": 128, "lr": 5e-4, "weight_decay": 0.05, "warmup": 0.1, "policy": "trivial",
     "mixup": 0.2, "drop_path": 0.1, "holdout": 0.1, "explain": 0,
 }  # fmt: skip
 STEPS, SHARES, SEEDS = 2000, (0.01, 0.1), 3

@@ -49,7 +49,7 @@ def execute(program: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_commands_and_programs_of_the_readme_run_as_written(cli, capsys, place):
     given = commands(README)
-    assert len(given) == 16
+    assert len(given) == 17
     for words in given:
         code, _, err = cli(*words)
         assert code == 0, f"{words}\n{err}"

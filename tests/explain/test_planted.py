@@ -17,7 +17,7 @@ def predictor(tmp_path_factory):
     pictures, labels, _ = planted(1200, seed=0)
     np.savez(folder / "planted.npz", images=pictures, labels=labels)
     run = regard.train(
-        folder / "planted.npz", recipe="small_images", depth=3, epochs=12, batch_size=32, crop="none", mixup=0.0,
+        folder / "planted.npz", recipe="plain", depth=3, epochs=12, batch_size=32, crop="none", mixup=0.0,
         drop_path=0.0, explain=0, out=folder / "run", quiet=True,
     )  # fmt: skip
     assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9, "it never learnt the cause"

@@ -187,8 +187,7 @@ def test_split_folders_may_hold_images_themselves(pictures, tmp_path):
     with pytest.raises(DataError, match="`regard pretrain` takes images without labels"):
         open_source(tmp_path / "data" / "train")
     (tmp_path / "data" / "odd").mkdir()
-    with pytest.raises(DataError, match="odd, which is no split"):
-        open_source(tmp_path / "data", labels=False)
+    assert len(open_source(tmp_path / "data", labels=False).samples) == 6
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,9 @@ def test_accumulating_two_batches_is_one_of_twice_the_size(picture_folder, tmp_p
         "drop_path": 0.0,
         "clip": 0.0,
         "lr": 0.05,
+        "stem": "patch",
+        "cutmix": 0.0,
+        "policy": "none",
     }
     one = final_weights(quick(picture_folder, tmp_path / "one", batch_size=8, **plain))
     two = final_weights(quick(picture_folder, tmp_path / "two", batch_size=4, accumulate=2, **plain))

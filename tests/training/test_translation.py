@@ -41,7 +41,7 @@ def test_it_learns_and_its_folder_says_all(translation_run):
     assert "BLEU" in page
     assert rows[0]["reference"] in page
     assert '<table class="wrap"><thead><tr><th>source' in page, "sentences are broken into lines, not cut off"
-    assert len(translation_run.read_json("explain/words.json")) == 2
+    assert len(translation_run.read_json("explain/words.json", list)) == 2
     assert 'id="words-data"' in page
     assert "exact" in (translation_run.path / "model_card.md").read_text(encoding="utf-8").lower()
 
