@@ -86,7 +86,7 @@ def test_a_disk_that_fills_while_saving(tmp_path):
     assert result.returncode == 2, result.stderr
     assert "could not be written" in result.stderr
     assert "make room" in result.stderr
-    assert not list((tmp_path / "run").rglob("*.part")), "a half-written file was left"
+    assert not list((tmp_path / "run").rglob("*-part")), "a half-written file was left"
     assert not list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 

@@ -22,7 +22,7 @@ from regard.data.dataset import Dataset
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.report import write_report
 from regard.run.settle import check_settings, pick_device, settle
-from regard.run.writer import NullWriter, RunWriter, add_command, create_folder
+from regard.run.writer import NullWriter, RunWriter, add_command, create_folder, in_python, setup_files
 from regard.settings import Origin, RunConfig
 from regard.task import Job, Task
 from regard.tasks import Entry
@@ -51,6 +51,7 @@ def start(
     out = settings.get("out")
     if resume and not out:
         raise ConfigError("resume needs the run folder", do="give --out, or use `regard resume RUN`")
+    resume = resume or restarted()
     if should_resume(out, resume):
         if dry_run:
             raise ConfigError("a dry run resumes nothing", do="leave out --dry-run or --resume")
@@ -61,7 +62,7 @@ def start(
     with joined(torch.device(pick_device(asked.machine.device)), asked.machine.timeout) as world:
         progress = Progress(quiet or not world.first)
         if out and world.first:
-            Run.require_new(Path(out))
+            Run.require_new(Path(out), setup_files(task_class) if resume else ())
         dataset = open_dataset(task_class, data, asked, dataset, progress)
         progress.say(f"{data}: {dataset.summary()}; task: {entry.name} ({why})")
         dataset.require_usable(asked.data.unreadable)
@@ -77,8 +78,8 @@ def start(
             return Run(Path(config.general.out or ""))
         run = Run(Path(config.general.out or "").expanduser())
         if world.first:
-            command = command or f"regard.{command_name}({str(data)!r}, **{settings!r})"
-            run = create_folder(task, str(data), command, progress)
+            command = command or in_python(f"regard.{command_name}({str(data)!r}, **{settings!r})")
+            run = create_folder(task, str(data), command, progress, restart=resume)
         world.wait()
         history = train(run, task, progress, world)
     if world.first:
@@ -115,7 +116,8 @@ def resume_run(
         task = task_class(Job(config, origins, dataset, splits, "as they were", weights))
         prepare(task, progress, state, opened.path)
         if world.first:
-            add_command(opened, command or f"regard.resume({str(run)!r}, **{changes!r})")
+            opened.clear()
+            add_command(opened, command or in_python(f"regard.resume({str(run)!r}, **{changes!r})"))
         history = train(opened, task, progress, world, state)
     if world.first:
         finish(opened, task, history, progress)
@@ -150,10 +152,14 @@ def open_dataset(
     return dataset
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def should_resume(out: str | None, resume: bool) -> bool:
-    """Whether a run that is asked for is there already: by request, or after a process was lost."""
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return bool(out) and (resume or restarted) and (Path(str(out)).expanduser() / "config.json").is_file()
+    """Whether a run that is to be resumed is there already."""
+    return bool(out) and resume and (Path(str(out)).expanduser() / "config.json").is_file()
 
 
 def is_finished(run: Run, progress: Progress) -> bool:

@@ -72,6 +72,7 @@ def is_small(dataset: ImageDataset) -> bool:
 class ImageTask(Task):
     """A task whose inputs are images or volumes of one size."""
 
+    files: ClassVar[tuple[str, ...]] = ("transfer.json",)
     labels: ClassVar[bool] = True
     """Whether the data's labels are used."""
 

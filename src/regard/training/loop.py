@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -130,7 +131,8 @@ class Training:
             except Halt:
                 self._save()
                 at = f"epoch {history.epoch}, update {history.updates} of {self.steps}"
-                self.progress.say(f"stopped in {at}; `regard resume {self.config.general.out}` continues from there")
+                out = shlex.quote(str(self.config.general.out))
+                self.progress.say(f"stopped in {at}; `regard resume {out}` continues from there")
                 self.stop.leave()
             except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
                 self._keep()
