@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.console import Progress
 from regard.data.batch import Batch
 from regard.data.feed import Waited
-from regard.errors import DivergedError
+from regard.errors import DataError, DivergedError, RunError, is_out_of_memory
 from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Task
@@ -134,8 +134,14 @@ class Training:
                 out = shlex.quote(str(self.config.general.out))
                 self.progress.say(f"stopped in {at}; `regard resume {out}` continues from there")
                 self.stop.leave()
-            except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
+            except DataError:  # comes between two steps, so what there is can be saved; by one process, not by some
+                self._save() if self.world.size == 1 else self._keep()
+                raise
+            except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C stops at once
                 self._keep()
+                if is_out_of_memory(error):
+                    do = "free memory, or give a smaller batch with --accumulate, a smaller --size or --model"
+                    raise RunError(f"out of memory in epoch {history.epoch}: {error}", do=do) from None
                 raise
         return history
 
