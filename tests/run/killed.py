@@ -47,4 +47,5 @@ def main(data: str, out: str, update: int, signal: int, where: str, settings: di
         regard.resume(out, quiet=True, **changes)
     else:
         start = regard.pretrain if settings.pop("pretrain", False) else regard.train
-        start(data, out=out, quiet=True, **{"save_every": 0.0} | settings)
+        settings.setdefault("save_every", 0.0)
+        start(data, out=out, quiet=True, **settings)

@@ -238,7 +238,7 @@ def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     if running._worker_pids_set:
         # By these torch's SIGCHLD handler would raise an error wherever the parent is, even within a step. The death of
         # a worker is seen when a batch is asked for, where all that was learnt can be saved.
-        signal_handling._remove_worker_pids(id(running))
+        signal_handling._remove_worker_pids(id(running))  # pyright: ignore[reportPrivateImportUsage]
         running._worker_pids_set = False
     return running
 
