@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import regard
 import regard.training.loop as loop
@@ -205,6 +206,35 @@ def test_what_cannot_be_resumed_says_so(picture_folder, tmp_path, capsys):
         regard.resume(run.path, quiet=True)
     with pytest.raises(RunError, match="no such run"):
         regard.resume(tmp_path / "nothing")
+
+
+HOSTILE_STATES = {
+    "deep JSON": lambda about: "[" * 100_000,
+    "a list": lambda about: "[]",
+    "many blocks": lambda about: json.dumps(about | {"model": about["model"] | {"depth": 2**31}}),
+    "no settings": lambda about: json.dumps(about | {"model": {"depth": "x"}}),
+    "no history": lambda about: json.dumps(about | {"history": {"epoch": "x"}}),
+    "before the start": lambda about: json.dumps(about | {"history": about["history"] | {"epoch": -1}}),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_STATES)
+def test_a_hostile_state_is_refused_at_once(run_folder, tmp_path, monkeypatch, kind):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    (run / "report.html").unlink()
+    path = run / "checkpoints" / "state.safetensors"
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    hostile = HOSTILE_STATES[kind](json.loads(header["about"]))
+    save_file(load_file(path), path, metadata=header | {"about": hostile})
+    monkeypatch.setattr("regard.registry.build", lambda *_, **__: pytest.fail("a model was built"))
+    with pytest.raises(RunError, match="the saved state is damaged"):
+        regard.resume(run, quiet=True)
+
+
+def test_settings_of_more_blocks_than_any_model_has_are_refused(picture_folder, tmp_path):
+    with pytest.raises(ConfigError, match="2,147,483,648 blocks are too many"):
+        quick(picture_folder, tmp_path / "run", depth=2**31)
 
 
 def test_the_latest_epochs_are_kept(picture_folder, tmp_path):

@@ -21,6 +21,8 @@ def existing_path(data: str | Path, known: str) -> Path:
     if not path.exists():
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError("there is no such data", where=path, do=near or f"give {known}")
+    if not (path.is_dir() or path.is_file()):
+        raise DataError("this is neither a file nor a folder", where=path, do=f"give {known}")
     return path
 
 

@@ -30,8 +30,8 @@ def read_image(path: Path) -> tuple[Tensor, str]:
     from PIL import ImageOps, UnidentifiedImageError
 
     Image = _pillow()
-    if path.is_dir():
-        raise DataError("this is a folder, not an image", where=path)
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise DataError(f"this is a {'folder' if path.is_dir() else 'pipe or device'}, not an image", where=path)
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise DataError(f"the file has {size:,} bytes; at most {MAX_BYTES:,} are read", where=path)

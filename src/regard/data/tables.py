@@ -82,6 +82,8 @@ def table_source(path: Path, why: str, whole_folder: bool = False, labels: bool 
 def _read(path: Path) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, Any]]]]:
     """The header, which of our columns it has, and the rows in our names with their line numbers."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise DataError("this is no file", where=path, do="give a table in a file of its own")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"the table is not UTF-8: {error}", where=path, do="save it as UTF-8") from None

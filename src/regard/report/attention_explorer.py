@@ -36,11 +36,18 @@ def interactive(name: str, script: str, section: str, shown: list[dict[str, Any]
         return note
     # Inside a script only "<" could end it; as an escape it is the same string to JSON.
     data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    code = (files("regard.report") / script).read_text(encoding="utf-8")
     return f"""{section}{note}
 <script type="application/json" id="{name}-data">{data}</script>
-<script>
-{code}</script>"""
+<script>{_code(script)}</script>"""
+
+
+def scripts() -> list[str]:
+    """All that a report may run."""
+    return [_code("attention_explorer.js"), _code("word_explorer.js")]
+
+
+def _code(script: str) -> str:
+    return "\n" + (files("regard.report") / script).read_text(encoding="utf-8")
 
 
 _SECTION = """<section id="explorer" hidden>

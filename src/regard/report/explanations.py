@@ -32,7 +32,7 @@ def explanations(run: Run) -> list[Section]:
     pictures = []
     for number, maps in enumerate(images, start=1):
         png = base64.b64encode((run.path / "explain" / f"{number:02d}.png").read_bytes()).decode()
-        name, word = escape(maps[0]["name"]), _word(maps[0])
+        name, word = escape(maps[0]["name"]), escape(_word(maps[0]))
         verdicts = "".join(
             f'<br>{escape(item["method"])}: <span class="{"right" if item["trusted"] else "wrong"}">'
             f"{escape(item['verdict'])}</span>"

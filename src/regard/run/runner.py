@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import tasks
+from regard import registry, tasks
 from regard.console import Progress, columns
 from regard.data.dataset import Dataset
 from regard.errors import ConfigError, RunError, did_you_mean
@@ -112,6 +112,8 @@ def resume_run(
         dataset = open_dataset(task_class, stored if data is None else data, config, dataset, progress)
         splits = stored_splits(opened, dataset)
         state = load_state(opened.checkpoint("state"))
+        if state:
+            require_fitting(state, config, opened)
         weights = None if state else task_class.start(config, config.model.model, dataset)
         task = task_class(Job(config, origins, dataset, splits, "as they were", weights))
         prepare(task, progress, state, opened.path)
@@ -183,6 +185,17 @@ def stored_splits(run: Run, dataset: Dataset) -> list[str]:
         do = "put it back as it was, or train anew on what it is now"
         raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
     return [row["split"] for row in run.read_rows("splits.csv")]
+
+
+def require_fitting(state: State, config: RunConfig, run: Run) -> None:
+    """Refuse a state whose settings are not those of its tensors before a model is built from them."""
+    try:
+        if registry.configure(config.model.model, **state.about["model"]).block_count > len(state.shapes):
+            raise ValueError("its settings and tensors do not fit together")
+        History.of(state.about["history"])
+    except (TypeError, ValueError, KeyError, ConfigError) as error:
+        do = "delete it, and `regard resume` begins anew"
+        raise RunError(f"the saved state is damaged: {error}", where=run.checkpoint("state"), do=do) from None
 
 
 def prepare(task: Task, progress: Progress, state: State | None = None, folder: Path | None = None) -> None:

@@ -93,6 +93,8 @@ def require_data(data: str | Path) -> None:
     if not path.exists():
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError("there is no such data", where=path, do=near or "give a folder, .csv, .tsv, .npz or digits")
+    if not (path.is_dir() or path.is_file()):
+        raise DataError("this is neither a file nor a folder", where=path, do="data is read more than once: save it")
 
 
 def of_run(path: str | Path) -> Entry | None:

@@ -52,6 +52,16 @@ class History:
     waiting: float = 0.0
     skipped: int = 0
 
+    @staticmethod
+    def of(stored: dict[str, Any]) -> History:
+        """From the plain values of a file, each of which must be of the kind it was written as."""
+        made, usual = History(**stored), History()
+        kinds = {"rows": (list,), "best": (dict, type(None)), "seconds": (int, float), "waiting": (int, float)}
+        for name, value in vars(made).items():
+            if type(value) not in kinds.get(name, (int,)) or (type(value) is int and value < vars(usual)[name]):
+                raise TypeError(f"{name} cannot be {value!r}")
+        return made
+
 
 class Feed(Protocol):
     """Where batches come from."""
@@ -111,7 +121,7 @@ class Training:
     def restore(self, state: State) -> None:
         """Resume from a saved state."""
         unpack(state, self.model, list(self.step.optimizers), self.average)
-        self.history = History(**state.about["history"])
+        self.history = History.of(state.about["history"])
         self.total.fill_(state.about["loss"] if self.world.first else 0.0)
         if self.average:
             self.average.updates = state.about["average_updates"]

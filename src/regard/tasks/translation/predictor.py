@@ -196,6 +196,8 @@ def _sentences(inputs: Iterable[str]) -> Iterator[str]:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise DataError("this is no file", where=path, do="give a text file, or - for standard input")
         with path.open(encoding="utf-8") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
