@@ -124,7 +124,7 @@ class Training:
         self.history = History.of(state.about["history"])
         self.total.fill_(state.about["loss"] if self.world.first else 0.0)
         if self.average:
-            self.average.updates = state.about["average_updates"]
+            self.average.updates.fill_(state.about["average_updates"])
 
     def run(self) -> History:
         """Train until the last epoch, or until somebody asks to stop: then all is saved first."""
@@ -135,6 +135,7 @@ class Training:
                     self._learn(tick)
                     if self._due_to_validate():
                         self._validate()
+                    tick(history.updates, self._note())
                     history.epoch, history.samples, history.batches = history.epoch + 1, 0, 0
                     self.total.zero_()
                 self._save()
@@ -166,14 +167,15 @@ class Training:
             loss, bad = self.step.train_step(group)
             self.total += torch.where(bad > 0, 0.0, loss)
             if self.average:
-                self.average.update()
+                self.average.update(bad)
             history.updates += 1
             history.samples += sum(batch.total for batch in group)
             history.batches += len(group)
             self.unseen.append((bad.clone(), [n for batch in group for n in batch.numbers]))
             if self.device.type == "cpu" or len(self.unseen) >= LOOK_EVERY or history.updates == self.steps:
                 self._look()
-            tick(history.updates, self._note())
+            if history.updates < self.steps:  # the last one is told with what its epoch came to
+                tick(history.updates, self._note())
             self._pause()
 
     def batches(self) -> Iterator[Batch]:
@@ -279,7 +281,7 @@ class Training:
         begun = time.monotonic()
         self._keep()
         self.history.seconds = begun - self.began
-        updates = self.average.updates if self.average else 0
+        updates = int(self.average.updates) if self.average else 0
         about = {"history": asdict(self.history), "average_updates": updates}
         about["loss"] = self.world.sums([float(self.total)])[0]
         self.writer.state(pack(self.model, self.step.optimizers, self.average), about)
