@@ -126,7 +126,8 @@ def test_an_archive_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch)
     with pytest.raises(DataError, match=r"unpack to 1,000,800 bytes; this machine has room for 750,000"):
         open_source(tmp_path / "x.npz")
     for change in ({"train_labels": np.zeros((100, 10_000), int)}, {"train_images": np.zeros((100, 10_000), np.uint8)}):
-        np.savez_compressed(tmp_path / "x.npz", **blank | change)
+        contents: Any = blank | change
+        np.savez_compressed(tmp_path / "x.npz", **contents)
         with pytest.raises(DataError, match="has shape"):
             open_source(tmp_path / "x.npz")
 

@@ -301,14 +301,12 @@ def test_smoothing_takes_from_the_label_and_gives_to_all_classes(picture_folder,
 
 
 def test_translators_learn_from_smoothed_labels(pairs_folder, tmp_path):
-    settings = SMALL_TRANSLATOR | {"explain": 0, "epochs": 1}
+    settings: dict[str, Any] = SMALL_TRANSLATOR | {"explain": 0, "epochs": 1}
     plain, smooth = (
-        regard.train(pairs_folder, **settings, label_smoothing=share, out=tmp_path / str(share)).read_rows(
-            "metrics.csv"
-        )
+        regard.train(pairs_folder, **settings | {"label_smoothing": share, "out": tmp_path / str(share)})
         for share in (0.0, 0.3)
     )
-    assert plain[0]["train_loss"] != smooth[0]["train_loss"]
+    assert plain.read_rows("metrics.csv")[0]["train_loss"] != smooth.read_rows("metrics.csv")[0]["train_loss"]
 
 
 @pytest.mark.parametrize("bad", [None, 2])

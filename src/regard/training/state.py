@@ -129,10 +129,7 @@ def load_state(path: Path) -> State | None:
 
         if header.get("format") != FORMAT:
             raise RunError(f"this is not a state of this version ({FORMAT})", where=where)
-        about = json.loads(header["about"])
-        if not isinstance(about["model"], dict) or not isinstance(about["history"], dict):
-            raise TypeError("its settings are not valid")
-        return State(about, shapes, fill)
+        return State(json.loads(header["about"]), shapes, fill)
     except (SafetensorError, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         do = "delete it, and `regard resume` begins anew"
         raise RunError(f"the saved state is damaged: {error}", where=where, do=do) from None

@@ -262,7 +262,7 @@ def _require_plain(file: IO[bytes], path: Path) -> None:
             memo[len(memo) if argument is None else int(argument)] = sizes[-1]
             continue
         if code.name in ("GET", "BINGET", "LONG_BINGET"):
-            sizes.append(memo[int(argument)])
+            sizes.append(memo[int(argument or 0)])
             continue
         first = marks.pop() if pickletools.markobject in code.stack_before else len(sizes)
         first -= sum(kind not in (pickletools.markobject, pickletools.stackslice) for kind in code.stack_before)
