@@ -1,7 +1,9 @@
 """Bad input through the command line: a clear error, exit code 2, no traceback, and nothing lost."""
 
+import os
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -156,7 +158,7 @@ def test_a_disk_that_fills_while_saving(tmp_path):
     assert result.returncode == 2, result.stderr
     assert "could not be written" in result.stderr
     assert "make room" in result.stderr
-    assert not list((tmp_path / "run").rglob("*.part")), "a half-written file was left"
+    assert not list((tmp_path / "run").rglob("*-part")), "a half-written file was left"
     assert not list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
@@ -223,3 +225,49 @@ def test_other_users_errors(refused, run_folder, tmp_path, digit_files):
     ):
         refused(*words, said=(said,))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """Makes a named pipe that nobody writes to; whoever waits for it is interrupted."""
+
+    def make(name: str) -> Path:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        return tmp_path / name
+
+    def waited(*_: object) -> None:
+        raise AssertionError("the pipe was opened")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    yield make
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pipe_is_not_waited_for(refused, pipe, run_folder, tmp_path):
+    make_folder(tmp_path / "data")
+    pipe("data/red/x.png")
+    refused("check", "data", said=("red/x.png", "pipe or device"))
+    for name in ("x.csv", "x.npz", "x.tsv", "x"):
+        refused("check", pipe(name), said=("neither a file nor a folder",))
+    pipe("table/list.csv")
+    refused("check", "table", said=("images",))
+    for name in ("train.en", "train.de"):
+        pipe(f"text/{name}")
+    refused("check", "text", said=())
+    refused("predict", run_folder, pipe("x.png"), said=("no image here",))
+    refused("predict", pipe("w.safetensors"), "data", said=("no such file",))
+    shutil.copytree(run_folder, tmp_path / "run")
+    for name in ("config.json", "summary.json", "environment.json", "metrics.csv", "command.txt"):
+        held = pipe(f"run/{name}")
+        refused("report", "run", said=())
+        held.unlink()
+        shutil.copy(run_folder / name, held)
+
+
+def test_a_device_is_no_data(refused):
+    refused("check", "/dev/zero", said=("neither a file nor a folder",))
+    refused("train", "/dev/zero", *TRAIN, said=("neither a file nor a folder",))

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -208,8 +209,8 @@ def test_only_one_module_computes_attention():
 def test_nothing_can_run_code_from_a_file():
     for path in ROOT.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        for word in ("import pickle", "allow_pickle=True"):
-            assert word not in text, f"{path.name}: {word}"
+        for word in (r"import pickle\b", "allow_pickle=True"):  # pickletools only reads
+            assert not re.search(word, text), f"{path.name}: {word}"
         for node in ast.walk(ast.parse(text)):
             assert not (isinstance(node, ast.Name) and node.id in ("eval", "exec")), f"{path.name}: {node.lineno}"
             if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":

@@ -41,6 +41,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def read_json(path: Path, most: int = 2**24) -> Any:
     """The contents of a JSON file of up to `most` bytes; anything else is an error that says where."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise RunError("this is no file", where=path)
     try:
         size = path.stat().st_size
         if size > most:

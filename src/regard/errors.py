@@ -45,6 +45,16 @@ class DivergedError(RunError):
     """A training whose loss became no number."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out. On a CPU torch has no error of its own for it.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    """
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
 def refuse_failed(failed: list[DataError]) -> None:
     """After the good ones are done: which inputs could not be read, as one error."""
     if failed:

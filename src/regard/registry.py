@@ -21,6 +21,10 @@ OURS = "small enough for a laptop's CPU"
 SMALL = "for a few thousand images, on a GPU"
 
 
+MOST_BLOCKS = 10_000
+"""Largest depth; those that have been published go to a thousand."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One model: its family, its parameter count with 1000 classes at its own input size, and its source.
@@ -81,6 +85,8 @@ def find(name: str) -> Entry:
 
 def build(name: str, **fields: Any) -> Any:
     """The named model with some fields of its config changed."""
+    if (count := configure(name, **fields).block_count) > MOST_BLOCKS:
+        raise ConfigError(f"{count:,} blocks are too many", do=f"give a depth of up to {MOST_BLOCKS:,}")
     return import_module(f"regard.networks.{find(name).family}.network").build(name, **fields)
 
 

@@ -168,6 +168,8 @@ class Task(ABC):
     """The validation figure that chooses the weights."""
     headline: ClassVar[tuple[str, ...]]
     """The figures that are printed at the end of a run."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """Names of what `write` puts in the run folder."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -266,7 +268,7 @@ class Task(ABC):
         return {}
 
     def write(self, run: Any, progress: Progress) -> None:  # noqa: B027 - most tasks have none
-        """Files of the run folder that only this task has."""
+        """Files of the run folder that only this task has: those of `files`."""
 
     # Words for the screen.
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from regard.config import make
 from regard.data import find_images, open_source, scan
+from regard.data.arrays import free_memory
 from regard.data.source import Files
 from regard.errors import DataError, RegardError
 from regard.settings import ImageData
@@ -247,10 +249,38 @@ def test_arrays_that_are_wrong_are_refused(tmp_path, changes, words):
 
 
 def test_an_archive_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    np.savez_compressed(tmp_path / "x.npz", train_images=np.zeros((100, 100, 100), np.uint8))
-    monkeypatch.setattr("regard.data.arrays.MAX_BYTES", 1000)
-    with pytest.raises(DataError, match="unpack to"):
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("unpacked"))
+    blank: dict[str, Any] = {"train_images": np.zeros((100, 100, 100), np.uint8), "train_labels": np.arange(100) % 2}
+    np.savez_compressed(tmp_path / "x.npz", **blank)
+    monkeypatch.setattr("regard.data.arrays.free_memory", lambda: 1_000_000)
+    with pytest.raises(DataError, match=r"unpack to 1,000,800 bytes; this machine has room for 750,000"):
         open_source(tmp_path / "x.npz")
+    for change in ({"train_labels": np.zeros((100, 10_000), int)}, {"train_images": np.zeros((100, 10_000), np.uint8)}):
+        contents: Any = blank | change
+        np.savez_compressed(tmp_path / "x.npz", **contents)
+        with pytest.raises(DataError, match="has shape"):
+            open_source(tmp_path / "x.npz")
+
+
+def test_only_what_is_needed_of_an_archive_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.data.arrays.free_memory", lambda: 10_000)
+    more: dict[str, Any] = {"other_images": np.zeros(10**6, np.uint8), "train_masks": np.zeros(10**6, np.uint8)}
+    np.savez_compressed(tmp_path / "x.npz", **arrays(), **more)
+    assert len(open_source(tmp_path / "x.npz").samples) == 16
+
+
+def test_deep_pixels_stay_as_they_are_until_one_is_read(tmp_path):
+    """16 bits as 32 would double what an archive takes, three times over while all of it is converted."""
+    deep = np.full((8, 6, 6), 65535, np.uint16)
+    np.savez(tmp_path / "x.npz", **arrays(train_images=deep))
+    source = open_source(tmp_path / "x.npz")
+    reader: Any = source.reader
+    assert reader.arrays[0].base.nbytes == deep.nbytes
+    assert torch.equal(source.read(0)[0], torch.ones(1, 6, 6))
+
+
+def test_there_is_some_memory():
+    assert 2**20 < free_memory() < 2**60
 
 
 def test_embedded_digits_have_a_fixed_test_split():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import regard
 import regard.training.loop as loop
@@ -102,6 +103,29 @@ def test_ctrl_c_saves_and_the_run_can_be_used_and_resumed(data, reference, tmp_p
     assert "resume" in (tmp_path / "run" / "command.txt").read_text()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_to_all_processes_saves_as_one_to_the_first_does(data, reference, tmp_path, number, code):
+    """The loader's processes get it too, and the first one gets it twice, as from `timeout`."""
+    assert killed(data, tmp_path / "run", 2, number, "group", workers=2, save_every=1e9) == code
+    said = Path(f"{tmp_path / 'run'}.said").read_text()
+    assert "Traceback" not in said
+    state = load_state(tmp_path / "run" / "checkpoints" / "state.safetensors")
+    assert state is not None
+    assert state.about["history"]["updates"] == 3
+    assert killed(data, tmp_path / "run", -1, 0, workers=0) == 0
+    assert same(reference, tmp_path / "run")
+
+
+def test_a_loader_process_that_is_killed_ends_a_run_that_is_saved(data, reference, tmp_path):
+    assert killed(data, tmp_path / "run", 2, 0, "worker", workers=2, save_every=1e9) == 1
+    assert "DataError: a process that loads images died" in Path(f"{tmp_path / 'run'}.said").read_text()
+    state = load_state(tmp_path / "run" / "checkpoints" / "state.safetensors")
+    assert state is not None
+    assert state.about["history"]["updates"] >= 3
+    assert killed(data, tmp_path / "run", -1, 0, workers=1) == 0
+    assert same(reference, tmp_path / "run")
+
+
 def test_fine_tuning_with_lora_resumes_too(data, reference, tmp_path):
     """The kept weights are merged, the state is not; and the weights it began with may be gone by then."""
     begun = shutil.copy(reference / "checkpoints" / "best.safetensors", tmp_path / "start.safetensors")
@@ -125,6 +149,9 @@ def test_a_second_ctrl_c_stops_at_once():
     with regard.training.Stop(quiet=True) as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.wanted == signal.SIGINT
+        for again in (signal.SIGINT, signal.SIGTERM):  # the same one, sent to the process and to its group; no Ctrl-C
+            os.kill(os.getpid(), again)
+        stop.since -= 1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
@@ -179,6 +206,35 @@ def test_what_cannot_be_resumed_says_so(picture_folder, tmp_path, capsys):
         regard.resume(run.path, quiet=True)
     with pytest.raises(RunError, match="no such run"):
         regard.resume(tmp_path / "nothing")
+
+
+HOSTILE_STATES = {
+    "deep JSON": lambda about: "[" * 100_000,
+    "a list": lambda about: "[]",
+    "many blocks": lambda about: json.dumps(about | {"model": about["model"] | {"depth": 2**31}}),
+    "no settings": lambda about: json.dumps(about | {"model": {"depth": "x"}}),
+    "no history": lambda about: json.dumps(about | {"history": {"epoch": "x"}}),
+    "before the start": lambda about: json.dumps(about | {"history": about["history"] | {"epoch": -1}}),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_STATES)
+def test_a_hostile_state_is_refused_at_once(run_folder, tmp_path, monkeypatch, kind):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    (run / "report.html").unlink()
+    path = run / "checkpoints" / "state.safetensors"
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    hostile = HOSTILE_STATES[kind](json.loads(header["about"]))
+    save_file(load_file(path), path, metadata=header | {"about": hostile})
+    monkeypatch.setattr("regard.registry.build", lambda *_, **__: pytest.fail("a model was built"))
+    with pytest.raises(RunError, match="the saved state is damaged"):
+        regard.resume(run, quiet=True)
+
+
+def test_settings_of_more_blocks_than_any_model_has_are_refused(picture_folder, tmp_path):
+    with pytest.raises(ConfigError, match="2,147,483,648 blocks are too many"):
+        quick(picture_folder, tmp_path / "run", depth=2**31)
 
 
 def test_the_latest_epochs_are_kept(picture_folder, tmp_path):
@@ -240,7 +296,7 @@ def test_where_memory_runs_out_smaller_pieces_give_the_same(picture_folder, tmp_
 
     def scarce(call, loss, count):
         if count > 2 and loss.requires_grad:
-            raise torch.OutOfMemoryError("out of memory")
+            torch.empty(2**60, dtype=torch.uint8)  # as the CPU's own memory runs out: a plain RuntimeError
         return loss
 
     whole = quick(picture_folder, tmp_path / "whole", **plain)
@@ -249,6 +305,15 @@ def test_where_memory_runs_out_smaller_pieces_give_the_same(picture_folder, tmp_
     assert "pieces of 2 samples" in capsys.readouterr().err
     for name, tensor in weights(whole.path).items():
         torch.testing.assert_close(weights(pieces.path)[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_memory_that_runs_out_in_validation_is_an_error(picture_folder, tmp_path, monkeypatch):
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("regard.tasks.classification.task.quick_figures", none)
+    with pytest.raises(RunError, match="out of memory in epoch 1"):
+        quick(picture_folder, tmp_path / "run")
 
 
 def test_memory_that_never_suffices_is_an_error(picture_folder, tmp_path, monkeypatch):

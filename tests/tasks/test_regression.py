@@ -189,10 +189,10 @@ def test_a_stopped_run_resumes_to_the_same_weights(
         real(*arguments)  # pyright: ignore[reportArgumentType]
         count += 1
         if count == 5:
-            raise MemoryError
+            raise RuntimeError("killed")
 
     monkeypatch.setattr(writer, "save_state", killed)
-    with pytest.raises(MemoryError):
+    with pytest.raises(RuntimeError, match="killed"):
         regard.train(discs, out=tmp_path / "stopped", **settings)
     monkeypatch.undo()
     again = regard.resume(tmp_path / "stopped", quiet=True)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from torch import nn
 import regard
 from regard.errors import ConfigError, RunError
 from regard.tasks.classification import task as classification
+from regard.tasks.classification.loss import CrossEntropy
 from regard.training import Average, Muon, make_optimizers
-from tests.conftest import settings_of
+from regard.training.step import Step
+from tests.conftest import SMALL_TRANSLATOR, settings_of
 
 
 def final_weights(run, name="last"):
@@ -227,3 +230,156 @@ def test_what_was_read_before_is_not_read_again(picture_folder, tmp_path, monkey
     assert not (tmp_path / "wrong").exists()
     with pytest.raises(ConfigError, match=r"not what `regard\.check` has read"):
         regard.train("dates", dataset=dataset, out=tmp_path / "words", quiet=True)
+
+
+class Steps:
+    """What every step of a training was given and did: batches, rates, the weights after it, how far they moved."""
+
+    def __init__(self, monkeypatch):
+        self.images: list[tuple[int, ...]] = []
+        self.targets: list[torch.Tensor] = []
+        self.rates: list[float] = []
+        self.skipped: list[bool] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.moves: list[float] = []
+        original = Step.train_step
+
+        def watched(step, batches):
+            model = step.gradients.model
+            if not self.weights:
+                self.weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+            self.images.append(tuple(batches[0].inputs["image"].shape[2:]))
+            self.targets.append(torch.cat([batch.targets["probabilities"] for batch in batches]))
+            self.rates.append(float(step.optimizers[0].param_groups[0]["lr"]))
+            loss, bad = original(step, batches)
+            before, after = self.weights[-1], {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            self.moves.append(sum(float((after[name] - before[name]).square().sum()) for name in after) ** 0.5)
+            self.weights.append(after)
+            self.skipped.append(bool(bad))
+            return loss, bad
+
+        monkeypatch.setattr(Step, "train_step", watched)
+
+    def average(self, decay: float) -> dict[str, torch.Tensor]:
+        """The moving average of the weights, by hand: of steps that were made."""
+        mean, updates = {name: tensor.clone() for name, tensor in self.weights[0].items()}, 0
+        for weights, skipped in zip(self.weights[1:], self.skipped, strict=True):
+            if not skipped:
+                updates += 1
+                old = min(decay, updates / (updates + 10))
+                mean = {name: old * tensor + (1 - old) * weights[name] for name, tensor in mean.items()}
+        return mean
+
+
+PLAIN: dict[str, Any] = {
+    "crop": "none", "flip": False, "mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "label_smoothing": 0.0, "ema": 0.0,
+    "clip": 0.0, "warmup": 0.0, "optimizer": "adamw", "workers": 0,
+}  # fmt: skip
+
+
+def test_clipping_bounds_how_far_a_step_goes(picture_folder, tmp_path, monkeypatch):
+    use_sgd(monkeypatch)
+    free, bound = Steps(monkeypatch), 1e-3
+    quick(picture_folder, tmp_path / "free", **PLAIN | {"lr": 0.05})
+    assert min(move / rate for move, rate in zip(free.moves, free.rates, strict=True)) > 10 * bound
+    clipped = Steps(monkeypatch)
+    quick(picture_folder, tmp_path / "clipped", **PLAIN | {"lr": 0.05, "clip": bound})
+    for move, rate in zip(clipped.moves, clipped.rates, strict=True):
+        assert move / rate == pytest.approx(bound, rel=0.01)
+
+
+def test_smoothing_takes_from_the_label_and_gives_to_all_classes(picture_folder, tmp_path, monkeypatch):
+    seen, original = [], CrossEntropy.loss
+
+    def loss(objective, output, targets):
+        seen.append((output.logits.detach(), targets["probabilities"], original(objective, output, targets)))
+        return seen[-1][-1]
+
+    monkeypatch.setattr(CrossEntropy, "loss", loss)
+    quick(picture_folder, tmp_path / "run", **PLAIN | {"lr": 1e-2, "label_smoothing": 0.2})
+    logits, given, value = seen[-1]
+    spread = torch.where(given == 1, 0.9, 0.1)
+    assert value.item() == pytest.approx(-(spread * logits.log_softmax(1)).sum(1).mean().item(), abs=1e-6)
+    assert value.item() != pytest.approx(-(given * logits.log_softmax(1)).sum(1).mean().item(), abs=1e-3)
+
+
+def test_translators_learn_from_smoothed_labels(pairs_folder, tmp_path):
+    settings: dict[str, Any] = SMALL_TRANSLATOR | {"explain": 0, "epochs": 1}
+    plain, smooth = (
+        regard.train(pairs_folder, **settings | {"label_smoothing": share, "out": tmp_path / str(share)})
+        for share in (0.0, 0.3)
+    )
+    assert plain.read_rows("metrics.csv")[0]["train_loss"] != smooth.read_rows("metrics.csv")[0]["train_loss"]
+
+
+@pytest.mark.parametrize("bad", [None, 2])
+def test_the_kept_weights_are_the_average_of_the_steps_that_were_made(picture_folder, tmp_path, monkeypatch, bad):
+    calls, original = iter(range(1, 100)), CrossEntropy.loss
+
+    def loss(objective, output, targets):
+        value = original(objective, output, targets)
+        return value * float("nan") if value.requires_grad and next(calls) == bad else value
+
+    monkeypatch.setattr(CrossEntropy, "loss", loss)
+    steps = Steps(monkeypatch)
+    run = quick(picture_folder, tmp_path / "run", **PLAIN | {"ema": 0.6, "lr": 1e-2, "nonfinite": "skip"})
+    assert steps.skipped.count(True) == (bad is not None)
+    kept, mean = final_weights(run), steps.average(0.6)
+    for name, tensor in kept.items():
+        torch.testing.assert_close(tensor, mean[name], atol=1e-6, rtol=1e-5)
+    assert not same(kept, steps.weights[-1])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt"])
+def test_the_rate_rises_and_falls_as_the_schedule_says(picture_folder, tmp_path, monkeypatch, schedule):
+    steps = Steps(monkeypatch)
+    wanted = PLAIN | {"epochs": 5, "lr": 0.01, "warmup": 0.4, "schedule": schedule}
+    quick(picture_folder, tmp_path / "run", **wanted)
+    count = len(steps.rates)
+    rise = round(0.4 * count)
+    assert rise >= 4
+    expected = [0.01 * (n + 1) / rise for n in range(rise)]
+    if schedule == "cosine":
+        turn = np.pi * np.arange(count - rise) / (count - rise)
+        expected += list(0.005 * (1 + np.cos(turn)))
+    else:
+        expected += [0.01 * (rise / (n + 1)) ** 0.5 for n in range(rise, count)]
+    assert steps.rates == pytest.approx(expected)
+
+
+def test_stochastic_depth_changes_what_is_learnt(picture_folder, tmp_path):
+    without = final_weights(quick(picture_folder, tmp_path / "without", **PLAIN))
+    again = final_weights(quick(picture_folder, tmp_path / "again", **PLAIN))
+    dropped = final_weights(quick(picture_folder, tmp_path / "with", **PLAIN | {"drop_path": 0.5}))
+    assert same(without, again)
+    assert not same(without, dropped)
+
+
+def test_images_are_mixed_until_the_last_epochs(picture_folder, tmp_path, monkeypatch):
+    steps = Steps(monkeypatch)
+    quick(picture_folder, tmp_path / "run", **PLAIN | {"epochs": 4, "mixup": 1.0, "mixup_off": 0.5})
+    mixed = [bool(((given > 0) & (given < 1)).any()) for given in steps.targets]
+    half = len(mixed) // 2
+    assert mixed == [True] * half + [False] * half
+
+
+def test_the_first_epochs_are_of_low_resolution(picture_folder, tmp_path, monkeypatch):
+    steps = Steps(monkeypatch)
+    quick(picture_folder, tmp_path / "run", **PLAIN | {"epochs": 4, "low_res": 0.5})
+    half = len(steps.images) // 2
+    assert set(steps.images[half:]) == {(16, 16)}
+    assert len(set(steps.images[:half])) == 1
+    assert max(steps.images[0]) < 16
+
+
+def test_progress_tells_each_epoch_when_it_has_ended(picture_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("regard.console.Lines.EVERY", 0.0)  # every step
+    run = quick(picture_folder, tmp_path / "run", epochs=3, quiet=False)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("training step")]
+    rows = run.read_rows("metrics.csv")
+    ends = {int(row["step"]): row for row in rows}
+    for step, row in ends.items():
+        told = [line for line in lines if line.startswith(f"training step {step}/")]
+        assert f"epoch {row['epoch']} " in told[-1]
+        assert f"val accuracy {float(row['val_accuracy']):.4f}" in told[-1]
+    assert sum(line.startswith(f"training step {max(ends)}/") for line in lines) == 1

@@ -9,8 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.config import to_dict
 from regard.errors import RegardError, RunError
-from regard.weights.checkpoint import FORMAT
+from regard.weights.checkpoint import FORMAT, Checkpoint, save_checkpoint
 from tests.loading import load_classifier
 from tests.weights.parity import save_own
 from tests.weights.test_files import model
@@ -117,3 +118,15 @@ def test_a_count_in_a_checkpoint_of_ours_is_no_quantised_weight(tmp_path):
     assert any(not tensor.is_floating_point() for tensor in ours.state_dict().values())
     save_own(ours, tmp_path / "w.safetensors")
     assert load_classifier(tmp_path / "w.safetensors", device="cpu").model.config.stem == "conv"
+
+
+@pytest.mark.parametrize(("name", "field"), [("transformer_nano", "depth"), ("transformer_nano", "decoder_depth"),
+                                             ("rnn_nano", "depth")])  # fmt: skip
+def test_a_translator_of_more_blocks_than_tensors_is_refused_before_it_is_built(tmp_path, monkeypatch, name, field):
+    translator = regard.create(name, vocabulary=50, width=16)
+    config = to_dict(translator.config) | {field: 200_000}
+    about = Checkpoint(name, config, weights=translator.state_dict(), task="translation")
+    save_checkpoint(tmp_path / "w.safetensors", about)
+    monkeypatch.setattr("regard.registry.build", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(RunError, match="settings and weights do not fit together"):
+        regard.load(tmp_path / "w.safetensors")

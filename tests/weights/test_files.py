@@ -415,3 +415,23 @@ def test_what_a_download_left_is_called_what_it_is(text, message, name, tmp_path
     for use in (lambda file: regard.create(weights=file), regard.load):
         with pytest.raises(RunError, match=message):
             use(tmp_path / name)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_key_of_nested_tuples_is_refused_before_it_is_hashed(tmp_path, old):
+    """A few kilobytes whose hash takes 2 ** 200 steps: tuples of two of the same, 200 levels of them."""
+    path, text = tmp_path / "w.pt", b"X\x03\x00\x00\x00KEY"
+    torch.save({"KEY": 1, "a": torch.zeros(2)}, path, _use_new_zipfile_serialization=not old)
+    levels = [(1000 + n).to_bytes(4, "little") for n in range(200)]
+    deep = b")" + b"".join(b"r" + n + b"j" + n + b"\x86" for n in levels)
+    if old:
+        assert path.read_bytes().count(text) == 1
+        path.write_bytes(path.read_bytes().replace(text, deep))
+    else:
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename: archive.read(member) for member in archive.infolist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in members.items():
+                archive.writestr(name, data.replace(text, deep))
+    with pytest.raises(RunError, match="stands for more than"):
+        open_file(path)

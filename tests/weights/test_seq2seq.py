@@ -270,3 +270,13 @@ def test_a_marian_model_can_be_kept_as_regard_and_as_nothing_else(tmp_path):
     assert_equal(again.state_dict(), model.state_dict())
     with pytest.raises(ConfigError, match="cannot represent models of the family 'transformer'"):
         regard.weights.convert(tmp_path / "theirs", tmp_path / "timm.safetensors", "timm")
+
+
+def test_more_blocks_than_the_file_has_tensors_are_refused_before_they_are_built(tmp_path, monkeypatch):
+    model = randomise(ours(positions="halves", output_bias=True, activation="swish", padding=PAD, start=PAD, end=END))
+    save_marian(model, tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"encoder_layers": 200_000}))
+    monkeypatch.setattr("regard.weights.seq2seq.Transformer", lambda *_: pytest.fail("built"))
+    with pytest.raises(RunError, match="do not fit together"):
+        regard.create(weights=tmp_path)

@@ -23,7 +23,7 @@ def main() -> None:
     words = sys.argv[1:]
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what is open is closed on the way
+    signal.signal(signal.SIGTERM, _exit)
     try:
         if words == ["--version"]:
             from regard import __version__
@@ -57,6 +57,12 @@ def main() -> None:
             raise
         print(f"error: {RegardError(error.strerror or str(error), where=error.filename)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _exit(number: int, frame: object) -> None:
+    """End with what is open closed on the way, which the same signal, sent again to a whole group, must not disturb."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _overview() -> str:

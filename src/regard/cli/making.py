@@ -238,7 +238,24 @@ def require_path(path: str) -> None:
 
 
 def command_line() -> str:
-    return shlex.join(["regard", *sys.argv[1:]])
+    """What was typed, as one line for a shell."""
+    return " ".join(["regard", *map(_quote, sys.argv[1:])])
+
+
+def _quote(word: str) -> str:
+    r"""A word for a shell; line breaks and other control characters as bash's $'…' writes them.
+
+    >>> print(_quote("a b"), _quote("a\n'b"))
+    'a b' $'a\U0000000a\U00000027b'
+    """
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(c if c.isprintable() and c not in "\\'" else _escape(c) for c in word) + "'"
+
+
+def _escape(character: str) -> str:
+    byte = ord(character) - 0xDC00  # how Python keeps a byte of a file name that is not UTF-8
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else f"\\U{ord(character):08x}"
 
 
 def tell_run(run: Any) -> None:

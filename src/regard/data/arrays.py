@@ -1,55 +1,73 @@
-"""Archives of arrays (.npz) under MedMNIST's names: train_images and train_labels, val_…, test_…"""
+"""Archives of arrays (.npz) under MedMNIST's names: train_images and train_labels, val_…, test_…
+
+What an array claims to be is read, and refused, before it is unpacked: a few kilobytes can claim to be any size.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from regard.data.images import checked
-from regard.data.source import Pixels, Sample, Source
+from regard.data.source import Sample, Source
 from regard.errors import DataError
 
-MAX_BYTES = 8 * 2**30
 CLASS_NAMES = ("classes", "class_names", "label_names")
 """An array of texts under one of these names says what label 0, 1, … is called."""
+PREFIXES = ("train_", "val_", "test_", "")
+SHARE = 0.75
+"""Of the free memory, what arrays may take."""
+
+
+class Header(NamedTuple):
+    """What an array says of itself."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Reads samples from arrays as they were stored; each is made a picture or volume when it is asked for."""
+
+    arrays: list[np.ndarray]
+
+    def __call__(self, index: int) -> tuple[Tensor, str]:
+        pixels = torch.from_numpy(_as_image(self.arrays[index]))
+        return pixels, "L" if len(pixels) == 1 else "RGB"
 
 
 def arrays_source(path: Path, labelled: bool = True) -> Source:
     """Pictures or volumes with one whole number as label, if they have any. Nothing in the archive can run."""
-    arrays = _read(path)
+    wanted = ("images", "labels") if labelled else ("images",)
     samples: list[tuple[str, int, str | None]] = []
     pixels: list[np.ndarray] = []
-    for prefix in ("train_", "val_", "test_", ""):
-        images, labels = arrays.get(f"{prefix}images"), arrays.get(f"{prefix}labels")
-        if images is not None and not labelled:
-            labels = np.zeros(images.shape[:1], dtype=np.int64)
-        if images is None and labels is None:
+    names = [prefix + name for prefix in PREFIXES for name in wanted] + list(CLASS_NAMES) * labelled
+    arrays = _read(path, names, labelled)
+    for prefix in PREFIXES:
+        images = arrays.get(f"{prefix}images")
+        if images is None:
             continue
-        if images is None or labels is None:
-            raise DataError(f"of {prefix}images and {prefix}labels only one is there", where=path)
-        if labels.ndim not in (1, 2) or labels.size != len(labels) or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(
-                f"{prefix}labels has shape {labels.shape} and type {labels.dtype}, not one whole number per image",
-                where=path,
-            )
-        if images.ndim not in (3, 4) or len(images) != len(labels):
-            raise DataError(
-                f"{prefix}images has shape {images.shape}, but {prefix}labels is for {len(labels)} pictures or volumes",
-                where=path,
-            )
-        if len(images) and not images.size:
-            raise DataError(f"{prefix}images has shape {images.shape}: images without pixels", where=path)
-        pixels += list(_as_images(images, f"{path}: {prefix}images"))
+        labels = arrays[f"{prefix}labels"] if labelled else np.zeros(len(images), dtype=np.int64)
+        if np.issubdtype(images.dtype, np.floating):
+            for image in images:
+                checked(image, f"{path}: {prefix}images")
+        pixels += list(images)
         for n, label in enumerate(labels.flatten().tolist()):
             samples.append((f"{prefix or 'image_'}{n}".replace("_", "/"), label, prefix.rstrip("_") or None))
-    if not samples:
-        raise DataError(
-            "the archive holds no train_images and train_labels (nor images and labels)",
-            where=path,
-            do=f"name its arrays so; it has {', '.join(sorted(arrays)) or 'none of these'}",
-        )
     values = sorted({label for _, label, _ in samples})
     number = {value: n for n, value in enumerate(values)}
     names = _class_names(arrays, values, path) if labelled else {}
@@ -59,7 +77,7 @@ def arrays_source(path: Path, labelled: bool = True) -> Source:
         why="an .npz with MedMNIST's array names" + ("; names of the classes in it" if names else ""),
         classes=tuple(names.get(v, str(v)) for v in values),
         samples=tuple(Sample(key, number[label], split) for key, label, split in samples),
-        reader=Pixels(pixels),
+        reader=Blocks(pixels),
     )
 
 
@@ -80,30 +98,109 @@ def _class_names(arrays: dict[str, np.ndarray], values: list[int], path: Path) -
     return {}
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path, wanted: list[str], labelled: bool) -> dict[str, np.ndarray]:
+    """The arrays of these names, once all that they say of themselves has been found good."""
     try:
         with zipfile.ZipFile(path) as archive:
-            total = sum(member.file_size for member in archive.infolist())
-        if total > MAX_BYTES:
-            raise DataError(f"the arrays unpack to {total:,} bytes; at most {MAX_BYTES:,} are read", where=path)
-        with np.load(path, allow_pickle=False) as archive:
-            wanted = [name for name in archive.files if name.endswith(("images", "labels")) or name in CLASS_NAMES]
-            return {name: archive[name] for name in wanted}
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            headers = {name: _header(archive, members[name]) for name in wanted if name in members}
+            _require_usable(headers, sorted(members), path, labelled)
+            total, room = sum(header.nbytes for header in headers.values()), int(SHARE * free_memory())
+            if total > room:
+                what = f"the arrays unpack to {total:,} bytes; this machine has room for {room:,}"
+                raise DataError(what, where=path, do="use a machine with more memory, or a folder of images")
+            return {name: _unpack(archive, members[name]) for name in headers}
     except DataError:
         raise
     except Exception as error:  # zlib, LZMA, zip and NumPy's header each have errors of their own for damage
         raise DataError(f"the archive cannot be read safely: {error}", where=path) from None
 
 
-def _as_images(block: np.ndarray, where: str) -> np.ndarray:
-    """(N, channels, *size) from (N, H, W), (N, H, W, 1 or 3) or (N, D, H, W), as uint8 or float in 0..1."""
-    block = np.moveaxis(block, -1, 1) if block.ndim == 4 and block.shape[-1] in (1, 3) else block[:, None]
-    if block.dtype == np.uint8:
-        return np.ascontiguousarray(block)
-    if block.dtype == np.uint16:
-        return block.astype(np.float32) / 65535.0
-    if np.issubdtype(block.dtype, np.floating):
-        return checked(np.ascontiguousarray(block, dtype=np.float32), where)
-    raise DataError(
-        f"pixels of type {block.dtype} are not understood", where=where, do="store uint8, uint16 or float 0..1"
-    )
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+    with archive.open(member) as file:
+        header = npy_header(file)
+    if header.dtype.hasobject:
+        raise ValueError(f"{member.filename} is a pickle, which can run code")
+    if header.nbytes > member.file_size:
+        raise ValueError(f"{member.filename} claims the shape {header.shape} and is far smaller")
+    return header
+
+
+def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def npy_header(file: Any) -> Header:
+    """Shape and type of the array that an open .npy file holds."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return Header(shape, dtype)
+
+
+def _require_usable(headers: Mapping[str, Header], there: list[str], path: Path, labelled: bool) -> None:
+    """Images, and a whole number for each."""
+    for prefix in PREFIXES:
+        images, labels = headers.get(f"{prefix}images"), headers.get(f"{prefix}labels")
+        if images is None and labels is None:
+            continue
+        if images is None or (labels is None and labelled):
+            raise DataError(f"of {prefix}images and {prefix}labels only one is there", where=path)
+        count = images.shape[0] if images.shape else 0
+        if labels is not None:
+            count = labels.shape[0] if labels.shape else 0
+            whole = np.issubdtype(labels.dtype, np.integer)
+            if len(labels.shape) not in (1, 2) or math.prod(labels.shape) != count or not whole:
+                what = (
+                    f"{prefix}labels has shape {labels.shape} and type {labels.dtype}, not one whole number per image"
+                )
+                raise DataError(what, where=path)
+        if len(images.shape) not in (3, 4) or images.shape[0] != count:
+            what = f"{prefix}images has shape {images.shape}, but {prefix}labels is for {count} pictures or volumes"
+            raise DataError(what, where=path)
+        if count and not math.prod(images.shape):
+            raise DataError(f"{prefix}images has shape {images.shape}: images without pixels", where=path)
+        if images.dtype not in (np.uint8, np.uint16) and not np.issubdtype(images.dtype, np.floating):
+            raise DataError(
+                f"pixels of type {images.dtype} are not understood",
+                where=f"{path}: {prefix}images",
+                do="store uint8, uint16 or float 0..1",
+            )
+    if not any(header.shape[0] for name, header in headers.items() if name.endswith("images")):
+        raise DataError(
+            "the archive holds no train_images and train_labels (nor images and labels)",
+            where=path,
+            do=f"name its arrays so; it has {', '.join(there[:20]) or 'none of these'}",
+        )
+
+
+def _as_image(image: np.ndarray) -> np.ndarray:
+    """(channels, *size) from (H, W), (H, W, 1 or 3) or (D, H, W), as uint8 or float in 0..1."""
+    image = np.moveaxis(image, -1, 0) if image.ndim == 3 and image.shape[-1] in (1, 3) else image[None]
+    if image.dtype == np.uint16:
+        return image.astype(np.float32) / 65535.0
+    return np.ascontiguousarray(image, dtype=np.uint8 if image.dtype == np.uint8 else np.float32)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free: of the machine, or of the container that this process is in if that has less."""
+    rooms = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            rooms.append(int(line.split()[1]) * 1024)
+    for most, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        numbers = [int(line) for name in (most, used) for line in _lines(name) if line.strip().isdecimal()]
+        if len(numbers) == 2:
+            rooms.append(max(0, numbers[0] - numbers[1]))
+    return min(rooms)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

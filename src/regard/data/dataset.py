@@ -20,6 +20,8 @@ def existing_path(data: str | Path, known: str) -> Path:
     path = Path(data).expanduser()
     if not path.exists():
         raise DataError("there is no such data", where=path, do=nearby_data(path) or f"give {known}")
+    if not (path.is_dir() or path.is_file()):
+        raise DataError("this is neither a file nor a folder", where=path, do=f"give {known}")
     return path
 
 

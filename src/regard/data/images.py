@@ -33,8 +33,8 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[Tens
     Image, most = _pillow(), round(max_megapixels * 1e6)
     if Image.MAX_IMAGE_PIXELS is not None and most > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = most  # Pillow refuses twice as many by itself
-    if path.is_dir():
-        raise DataError("this is a folder, not an image", where=path)
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise DataError(f"this is a {'folder' if path.is_dir() else 'pipe or device'}, not an image", where=path)
     try:
         if (size := path.stat().st_size) > max(MAX_BYTES, 4 * most):
             raise DataError(f"the file has {size:,} bytes; at most {max(MAX_BYTES, 4 * most):,} are read", where=path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from regard.data.augment import to_float
 from regard.data.fitting import CROPS, fit, with_channels
@@ -18,7 +21,10 @@ from regard.data.random import order, uniforms
 from regard.data.scanner import CACHE_BYTES, ImageDataset
 from regard.data.send import send
 from regard.data.source import Source
-from regard.errors import DataError
+from regard.data.workers import signals_held
+from regard.errors import DataError, is_out_of_memory
+
+SPARE = "free memory (each worker holds a few batches) or give fewer --workers; then `regard resume`"
 
 
 class ImageBatch(NamedTuple):
@@ -138,7 +144,7 @@ class Loader:
                 collate_fn=_collate_or_error,
                 persistent_workers=True,
                 pin_memory=torch.cuda.is_available(),
-                worker_init_fn=_ignore_signals,
+                worker_init_fn=_obey_parent,
                 generator=torch.Generator(),
             )
 
@@ -178,7 +184,7 @@ class Loader:
         try:
             if self.running is None or self.ahead != (epoch, start):
                 self.order.epoch, self.order.start = epoch, start
-                self.running = iter(self.loader)
+                self.running = _start_workers(self.loader)
             self.ahead = None
             for _ in range(count):
                 batch = next(self.running)
@@ -187,14 +193,20 @@ class Loader:
                 yield batch
             if self.order.seed is not None:
                 self.ahead = epoch + 1, 0
-        except RuntimeError as error:
-            if "worker" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:  # a broken pipe, too, says that the other end is gone
+            if isinstance(error, RuntimeError) and "worker" not in str(error):
                 raise
+            self._kill_workers()
             raise DataError(
                 f"a process that loads images died: {str(error).splitlines()[0]}",
                 where=self.images.source.name,
-                do="free memory (each worker holds a few batches) or give fewer --workers; then `regard resume`",
+                do=SPARE,
             ) from None
+
+    def _kill_workers(self) -> None:
+        """Once one has died, the others may wait for a lock that it held."""
+        for worker in getattr(self.running, "_workers", ()):
+            worker.kill()
 
 
 class _Guarded(Dataset[Any]):
@@ -206,21 +218,44 @@ class _Guarded(Dataset[Any]):
     def __getitem__(self, at: tuple[int, int]) -> tuple[Tensor, int, int] | DataError:
         try:
             return self.images[at]
-        except DataError as error:
-            return DataError(error.what, where=error.where or self.images.source.samples[at[1]].key, do=error.do)
+        except (DataError, RuntimeError, MemoryError) as error:
+            key = self.images.source.samples[at[1]].key
+            if isinstance(error, DataError):
+                return DataError(error.what, where=error.where or key, do=error.do)
+            if is_out_of_memory(error):
+                return DataError(f"a process that loads images ran out of memory: {error}", where=key, do=SPARE)
+            raise
 
 
 def _collate_or_error(samples: list[Any]) -> ImageBatch | DataError:
     return next((s for s in samples if isinstance(s, DataError)), None) or collate(samples)
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach every process of a group; the parent decides when to stop.
+def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The loader's iterator, whose workers are not ended by a signal to the whole group of processes."""
+    with signals_held():
+        running: Any = iter(loader)
+    if running._worker_pids_set:
+        # By these torch's SIGCHLD handler would raise an error wherever the parent is, even within a step. The death of
+        # a worker is seen when a batch is asked for, where all that was learnt can be saved.
+        signal_handling._remove_worker_pids(id(running))  # pyright: ignore[reportPrivateImportUsage]
+        running._worker_pids_set = False
+    return running
 
-    Only the first SIGTERM is ignored: the parent sends a second one to a process that does not end.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+
+def _obey_parent(worker: int) -> None:
+    """In a worker, where signals are held back: SIGTERM from the parent, which then wants it to end, ends it."""
+    if not hasattr(signal, "sigwaitinfo"):  # macOS does not say who sent a signal
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        return
+    parent = os.getppid()
+
+    def obey() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=obey, daemon=True).start()
 
 
 def collate(samples: list[tuple[Tensor, int, int]]) -> ImageBatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections import Counter, defaultdict, deque
@@ -24,6 +23,7 @@ from torch import Tensor
 from regard.console import columns
 from regard.data.dataset import UNUSED, leaked, listed
 from regard.data.source import Files, Source
+from regard.data.workers import signals_held
 from regard.errors import DataError, counted
 
 CACHE_SIDE = 96
@@ -335,7 +335,8 @@ def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
 
 def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: list[range]) -> Iterator[_Checked]:
     """Results in order with only a few parts in flight, so that a large dataset does not fill memory."""
-    waiting = deque(pool.submit(work, part) for part in parts[:64])
+    with signals_held():  # the first of these start the processes
+        waiting = deque(pool.submit(work, part) for part in parts[:64])
     for n in range(len(parts)):
         result = waiting.popleft().result()
         if n + 64 < len(parts):
@@ -351,8 +352,6 @@ _SOURCE: list[Source] = []  # in a worker process: the source it reads
 
 
 def _start_worker(source: Source) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and ends its workers by this
     torch.set_num_threads(1)
     _SOURCE[:] = [source]
 

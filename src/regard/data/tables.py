@@ -89,6 +89,8 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
 def _read(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, Any]]]]:
     """The header, which of our columns it has, and the rows in our names with their line numbers."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise DataError("this is no file", where=path, do="give a table in a file of its own")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"the table is not UTF-8: {error}", where=path, do="save it as UTF-8") from None

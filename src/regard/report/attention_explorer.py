@@ -36,14 +36,19 @@ def interactive(name: str, script: str, section: str, shown: list[dict[str, Any]
         return note
     # Inside a script only "<" could end it; as an escape it is the same string to JSON.
     data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    shared, own = ((files("regard.report") / file).read_text(encoding="utf-8") for file in ("explorer.js", script))
     return f"""{section}{note}
 <script type="application/json" id="{name}-data">{data}</script>
-<script>
-"use strict";
-(() => {{
-{shared}{own}}})();
-</script>"""
+<script>{_code(script)}</script>"""
+
+
+def scripts() -> list[str]:
+    """All that a report may run."""
+    return [_code("attention_explorer.js"), _code("word_explorer.js")]
+
+
+def _code(script: str) -> str:
+    shared, own = ((files("regard.report") / file).read_text(encoding="utf-8") for file in ("explorer.js", script))
+    return f'\n"use strict";\n(() => {{\n{shared}{own}}})();\n'
 
 
 _SECTION = """<section id="explorer" hidden>

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from regard.errors import counted
+from regard.errors import RunError, counted
+from regard.report.attention_explorer import scripts
 from regard.settings import RunConfig
 from regard.task import Page
 from regard.weights import Run, write_text
@@ -15,22 +18,28 @@ from regard.weights import Run, write_text
 def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any) -> None:
     """Draw the figures, then write model_card.md and report.html."""
     data, summary = run.read_json("data.json"), run.read_json("summary.json")
-    page: Page = task.page(run, config, data, summary)
-    stored = run.read_json("config.json")
-    where, defaults = stored["data"], stored.get("why", "")
-    if page.limits:
-        write_text(run.path / "model_card.md", _card(run, where, config, data, summary, page))
-    write_text(run.path / "report.html", _page(run, where, config, origins, data, summary, page, str(defaults)))
+    try:
+        page: Page = task.page(run, config, data, summary)
+        stored = run.read_json("config.json")
+        where, defaults = str(stored["data"]), str(stored.get("why", ""))
+        card = _card(run, where, config, data, summary, page) if page.limits else ""
+        html = _page(run, where, config, origins, data, summary, page, defaults)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:  # a file of the run is not as it was written
+        what = f"the run's files are damaged: {type(error).__name__}: {error}"
+        raise RunError(what, where=run.path, do="copy the run again, or train anew") from error
+    if card:
+        write_text(run.path / "model_card.md", card)
+    write_text(run.path / "report.html", html)
 
 
 def _page(
     run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page, defaults: str
 ) -> str:
-    environment = run.read_json("environment.json")
+    environment = {name: value and str(value) for name, value in run.read_json("environment.json").items()}
     settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
     chosen = [row for row in settings if row[2] != "default"]
     rest = [row for row in settings if row[2] == "default"]
-    threads = counted(environment["threads"], "threads")
+    threads = counted(int(environment["threads"]), "threads")
     why = "the last" if config.optim.choose == "last" else f"by validation {page.chosen_by}"
     parts = [
         f"<h1>{escape(page.title)}</h1>",
@@ -47,9 +56,10 @@ def _page(
         table(("figure", "value", "95 % interval", "meaning"), page.figures),
         *(f"<h2>{escape(section.title)}</h2>{section.html}" for section in page.sections if section.html),
         "<h2>Data</h2>",
-        f"<p>{escape(where)}: {escape(data['recognised_by'])}. {escape(data['splits'])}.</p>",
-        table(("split", data["samples"]), [(name, f"{total(count):,}") for name, count in data["counts"].items()]),
-        f"<p>Fingerprint: <code>{escape(data['fingerprint'][:16])}</code>. {escape(' '.join(data['findings']))}</p>",
+        f"<p>{escape(where)}: {escape(str(data['recognised_by']))}. {escape(str(data['splits']))}.</p>",
+        table(("split", str(data["samples"])), [(name, f"{total(count):,}") for name, count in data["counts"].items()]),
+        f"<p>Fingerprint: <code>{escape(str(data['fingerprint'])[:16])}</code>. "
+        f"{escape(' '.join(data['findings']))}</p>",
         "<h2>Settings</h2>",
         f"<p>Defaults {escape(defaults)}.</p>" if defaults else "",
         table(("setting", "value", "from"), chosen),
@@ -59,22 +69,30 @@ def _page(
         f"Python {escape(environment['python'])}, {escape(environment['platform'])}.</p>",
     ]  # fmt: skip
     style = (files("regard.report") / "style.css").read_text(encoding="utf-8")
-    return _SHELL.format(title=escape(page.title), style=style, body="\n".join(parts))
+    return _SHELL.format(policy=_policy(), title=escape(page.title), style=style, body="\n".join(parts))
+
+
+def _policy() -> str:
+    """What the page may load and run: its own pictures, styles and scripts, which are known by their hashes."""
+    hashes = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in scripts())
+    own = " ".join(f"'sha256-{value}'" for value in hashes)
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {own}; base-uri 'none'"
 
 
 def _card(run: Run, where: str, config: RunConfig, data: Any, summary: Any, page: Page) -> str:
-    rows = "\n".join(f"| {name} | {value} | {interval} |" for name, value, interval, _ in page.figures)
-    counts = ", ".join(f"{name} {total(count):,}" for name, count in data["counts"].items())
-    warnings = " ".join(page.warnings) or "None found."
-    return f"""# {page.title}
+    rows = "\n".join(f"| {' | '.join(markdown(cell) for cell in row[:3])} |" for row in page.figures)
+    counts = ", ".join(f"{markdown(name)} {total(count):,}" for name, count in data["counts"].items())
+    warnings = markdown(" ".join(page.warnings)) or "None found."
+    commands = "\n".join(f"    {line}" for line in _command(run).splitlines())  # nothing can end an indented block
+    return f"""# {markdown(page.title)}
 
 **Model.** {config.model.model}: {summary["parameters"]:,} parameters.
 
-{_origin(run)}**Data.** {where} ({data["recognised_by"]}); {counts}. {data["splits"]}.
-Fingerprint `{data["fingerprint"]}`.
-{" ".join(data["findings"])}
+{_origin(run)}**Data.** {markdown(where)} ({markdown(data["recognised_by"])}); {counts}. {markdown(data["splits"])}.
+Fingerprint {markdown(data["fingerprint"])}.
+{markdown(" ".join(data["findings"]))}
 
-**Figures.** {page.headline_text}, with 95 % intervals:
+**Figures.** {markdown(page.headline_text)}, with 95 % intervals:
 
 | figure | value | interval |
 |---|---|---|
@@ -84,12 +102,24 @@ Fingerprint `{data["fingerprint"]}`.
 
 **Use and limits.** {page.limits}
 
-**Made by** `{_command(run)}`
+**Made by**
+
+{commands}
 """
 
 
+def markdown(text: Any) -> str:
+    """Text from a file as one line in which nothing is markup.
+
+    >>> markdown("a\\n# <b> [x](y) | `z`")
+    'a # &lt;b&gt; \\\\[x\\\\](y) \\\\| \\\\`z\\\\`'
+    """
+    line = escape(" ".join(str(text).split()), quote=False)
+    return "".join(f"\\{c}" if c in "\\`|[]" else c for c in line if c.isprintable() or c == "\N{NO-BREAK SPACE}")
+
+
 def _command(run: Run) -> str:
-    return (run.path / "command.txt").read_text(encoding="utf-8").strip()
+    return run.read_text("command.txt").strip()
 
 
 def total(count: Any) -> int:
@@ -102,8 +132,9 @@ def _origin(run: Run) -> str:
     if not (run.path / "transfer.json").is_file():
         return ""
     told = run.read_json("transfer.json")
-    changed = "; ".join([*told["changed"], *told["untrained"]])
-    return f"**Pre-training.** Started from {told['source']} ({told['format']} names): {changed}.\n\n"
+    changed = markdown("; ".join([*told["changed"], *told["untrained"]]))
+    source, names = markdown(told["source"]), markdown(told["format"])
+    return f"**Pre-training.** Started from {source} ({names} names): {changed}.\n\n"
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]], *, wrap: bool = False) -> str:
@@ -131,7 +162,8 @@ def duration(seconds: float) -> str:
 
 
 _SHELL = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>
 {body}
 </body></html>

@@ -16,8 +16,9 @@ from typing import Any
 
 from regard import tasks
 from regard.errors import ConfigError, RegardError, RunError, missing
-from regard.run.runner import plain_settings, start
+from regard.run.runner import plain_settings, should_resume, start
 from regard.run.settle import check_settings
+from regard.run.writer import in_python, setup_files
 from regard.training.stopping import STOP_FILE, Stop
 from regard.weights import Run
 
@@ -56,11 +57,11 @@ def train_on_ray(
     if processes < 1 or restarts < 0:
         raise ConfigError(f"{processes} processes and {restarts} restarts make no run", do="give at least 1 and 0")
     out = _absolute(asked.general.out)
-    if not (resume and (out / "config.json").is_file()):
-        Run.require_new(out)
+    if not should_resume(str(out), resume):
+        Run.require_new(out, setup_files(entry.load()) if resume else ())
     settings |= {name: str(_absolute(settings[name])) for name in ("out", "weights") if settings.get(name)}
     place = str(_absolute(data)) if Path(data).expanduser().exists() else str(data)
-    command = command or f"regard.train_on_ray({str(data)!r}, processes={processes}, **{settings!r})"
+    command = command or in_python(f"regard.train_on_ray({str(data)!r}, processes={processes}, **{settings!r})")
     with _cluster(processes, quiet) as gpus:
         settings["device"] = _device(asked.machine.device, gpus, processes)
         job = {"data": place, "settings": settings, "quiet": quiet, "command": command}

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from regard import tasks
+from regard import registry, tasks
 from regard.console import Progress, columns
 from regard.data.dataset import Dataset, leaked
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.report import write_report
 from regard.run.settle import check_settings, pick_device, settle
-from regard.run.writer import NullWriter, RunWriter, add_command, create_folder
+from regard.run.writer import NullWriter, RunWriter, add_command, create_folder, in_python, setup_files
 from regard.settings import Origin, RunConfig
 from regard.task import Job, Task
 from regard.tasks import Entry
@@ -53,6 +53,7 @@ def start(
     out = settings.get("out")
     if resume and not out:
         raise ConfigError("resume needs the run folder", do="give --out, or use `regard resume RUN`")
+    resume = resume or restarted()
     if should_resume(out, resume):
         if dry_run:
             raise ConfigError("a dry run resumes nothing", do="leave out --dry-run or --resume")
@@ -63,7 +64,7 @@ def start(
     with joined(torch.device(pick_device(asked.machine.device)), asked.machine.timeout) as world:
         progress = Progress(quiet or not world.first)
         if out and world.first:
-            Run.require_new(Path(out))
+            Run.require_new(Path(out), setup_files(task_class) if resume else ())
         dataset = open_dataset(task_class, data, asked, dataset, progress)
         progress.say(f"{data}: {dataset.summary()}; task: {entry.name} ({why})")
         dataset.require_usable(asked.data.unreadable)
@@ -83,8 +84,8 @@ def start(
             return Run(Path(config.general.out or ""))
         run = Run(Path(config.general.out or "").expanduser())
         if world.first:
-            command = command or f"regard.{command_name}({str(data)!r}, **{settings!r})"
-            run = create_folder(task, str(data), command, progress)
+            command = command or in_python(f"regard.{command_name}({str(data)!r}, **{settings!r})")
+            run = create_folder(task, str(data), command, progress, restart=resume)
         world.wait()
         history = train(run, task, progress, world)
     if world.first:
@@ -120,11 +121,14 @@ def resume_run(
         if is_finished(opened, progress):
             return opened
         state = load_state(opened.checkpoint("state"))
+        if state:
+            require_fitting(state, config, opened)
         weights = None if state else task_class.start(config, config.model.model, dataset)
         task = task_class(Job(config, origins, dataset, splits, "as they were", weights))
         prepare(task, progress, state, opened.path)
         if world.first:
-            add_command(opened, command or f"regard.resume({str(run)!r}, **{changes!r})")
+            opened.clear()
+            add_command(opened, command or in_python(f"regard.resume({str(run)!r}, **{changes!r})"))
         history = train(opened, task, progress, world, state)
     if world.first:
         finish(opened, task, history, progress)
@@ -159,10 +163,14 @@ def open_dataset(
     return dataset
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def should_resume(out: str | None, resume: bool) -> bool:
-    """Whether a run that is asked for is there already: by request, or after a process was lost."""
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return bool(out) and (resume or restarted) and (Path(str(out)).expanduser() / "config.json").is_file()
+    """Whether a run that is to be resumed is there already."""
+    return bool(out) and resume and (Path(str(out)).expanduser() / "config.json").is_file()
 
 
 def is_finished(run: Run, progress: Progress) -> bool:
@@ -186,6 +194,17 @@ def stored_splits(run: Run, dataset: Dataset) -> list[str]:
         do = "put it back as it was, or train anew on what it is now"
         raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
     return [row["split"] for row in run.split_rows()]
+
+
+def require_fitting(state: State, config: RunConfig, run: Run) -> None:
+    """Refuse a state whose settings are not those of its tensors before a model is built from them."""
+    try:
+        if registry.configure(config.model.model, **state.about["model"]).block_count > len(state.shapes):
+            raise ValueError("its settings and tensors do not fit together")
+        History.of(state.about["history"])
+    except (TypeError, ValueError, KeyError, ConfigError) as error:
+        do = "delete it, and `regard resume` begins anew"
+        raise RunError(f"the saved state is damaged: {error}", where=run.checkpoint("state"), do=do) from None
 
 
 def prepare(task: Task, progress: Progress, state: State | None = None, folder: Path | None = None) -> None:

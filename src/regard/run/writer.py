@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.console import Progress
+from regard.errors import RunError
 from regard.task import Task
 from regard.training import History, World, save_state
 from regard.version import __version__
@@ -57,24 +58,53 @@ class NullWriter:
     def trouble(self, history: History, numbers: list[int], what: str) -> None: ...
 
 
-def create_folder(task: Task, data: str, command: str, progress: Progress) -> Run:
-    """The run folder, with all that is known before training."""
-    job = task.job
-    run = Run.create(Path(job.config.general.out or "runs/run"))
-    run.write_config(data, job.config, job.origins, job.why)
-    write_text(run.path / "command.txt", command + "\n")
-    run.write_json("environment.json", environment(job.device))
-    for line in job.dataset.warnings(job.splits):
-        progress.say(f"warning: {line}")
-    run.write_json("data.json", job.dataset.to_json(job.splits, job.note))
-    run.write_rows("splits.csv", job.dataset.split_rows(job.splits))
-    task.write(run, progress)
+SETUP_FILES = ("command.txt", "environment.json", "data.json", "splits.csv")
+
+
+def setup_files(task: type[Task]) -> tuple[str, ...]:
+    """What a run folder holds before it is a run."""
+    return *SETUP_FILES, *task.files
+
+
+def create_folder(task: Task, data: str, command: str, progress: Progress, restart: bool = False) -> Run:
+    """The run folder, with all that is known before training; with `restart`, in place of an unfinished one.
+
+    Its settings are written last. Only then is it a run: whatever stops the process, a run can be resumed, and what
+    is not one yet can be made anew.
+    """
+    job, names = task.job, setup_files(type(task))
+    run = Run.create(Path(job.config.general.out or "runs/run"), names if restart else ())
+    run.begin_setup()
+    try:
+        write_text(run.path / "command.txt", one_line(command) + "\n")
+        run.write_json("environment.json", environment(job.device))
+        for line in job.dataset.warnings(job.splits):
+            progress.say(f"warning: {line}")
+        run.write_json("data.json", job.dataset.to_json(job.splits, job.note))
+        run.write_rows("splits.csv", job.dataset.split_rows(job.splits))
+        task.write(run, progress)
+        run.end_setup(data, job.config, job.origins, job.why)
+    except BaseException as error:
+        run.clear(names)
+        if isinstance(error, OSError):
+            do = "make room on the disk, or choose another --out, and run again"
+            raise RunError(f"the run folder could not be written: {error}", where=run.path, do=do) from None
+        raise
     return run
 
 
 def add_command(run: Run, line: str) -> None:
-    path = run.path / "command.txt"
-    write_text(path, path.read_text(encoding="utf-8") + line + "\n")
+    write_text(run.path / "command.txt", run.read_text("command.txt") + one_line(line) + "\n")
+
+
+def in_python(call: str) -> str:
+    """A call as command.txt keeps it: a comment to a shell."""
+    return f"# in Python: {call}"
+
+
+def one_line(text: str) -> str:
+    """Without line breaks and other control characters, which could make more than one command of it."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

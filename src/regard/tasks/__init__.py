@@ -112,6 +112,8 @@ def require_data(data: str | Path) -> None:
     if not path.exists():
         do = nearby_data(path) or "give a folder, .csv, .tsv, .npz or digits"
         raise DataError("there is no such data", where=path, do=do)
+    if not (path.is_dir() or path.is_file()):
+        raise DataError("this is neither a file nor a folder", where=path, do="data is read more than once: save it")
 
 
 def of_run(path: str | Path) -> Entry | None:

@@ -98,6 +98,7 @@ def refuse_labels(how: ImageData, do: str) -> None:
 class ImageTask(Task):
     """A task whose inputs are images or volumes of one size."""
 
+    files: ClassVar[tuple[str, ...]] = ("transfer.json",)
     labels: ClassVar[bool] = True
     """Whether the data's labels are used."""
     from_scratch: ClassVar[str] = ""

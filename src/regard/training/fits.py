@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from regard.data.batch import Batch
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, RunError, is_out_of_memory
 from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Objective
@@ -48,7 +48,9 @@ def _try_out(
                 tried = blank(batch)
                 loss = objective.loss(objective.forward(twin, tried), tried.targets)
             loss.backward()
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             break
         best = batch
         twin.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from regard.console import Progress
 from regard.data.batch import Batch
 from regard.data.feed import Waited
-from regard.errors import DivergedError
+from regard.errors import DataError, DivergedError, RunError, is_out_of_memory
 from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Task
@@ -50,6 +51,16 @@ class History:
     seconds: float = 0.0
     waiting: float = 0.0
     skipped: int = 0
+
+    @staticmethod
+    def of(stored: dict[str, Any]) -> History:
+        """From the plain values of a file, each of which must be of the kind it was written as."""
+        made, usual = History(**stored), History()
+        kinds = {"rows": (list,), "best": (dict, type(None)), "seconds": (int, float), "waiting": (int, float)}
+        for name, value in vars(made).items():
+            if type(value) not in kinds.get(name, (int,)) or (type(value) is int and value < vars(usual)[name]):
+                raise TypeError(f"{name} cannot be {value!r}")
+        return made
 
 
 class Feed(Protocol):
@@ -110,10 +121,10 @@ class Training:
     def restore(self, state: State) -> None:
         """Resume from a saved state."""
         unpack(state, self.model, list(self.step.optimizers), self.average)
-        self.history = History(**state.about["history"])
+        self.history = History.of(state.about["history"])
         self.total.fill_(state.about["loss"] if self.world.first else 0.0)
         if self.average:
-            self.average.updates = state.about["average_updates"]
+            self.average.updates.fill_(state.about["average_updates"])
 
     def run(self) -> History:
         """Train to the last epoch, or until a stop is requested: then save and stop."""
@@ -124,16 +135,24 @@ class Training:
                     self._train_epoch(tick)
                     if self._due_to_validate():
                         self._validate()
+                    tick(history.updates, self._note())
                     history.epoch, history.samples, history.batches = history.epoch + 1, 0, 0
                     self.total.zero_()
                 self._save()
             except Halt:
                 self._save()
                 at = f"epoch {history.epoch}, update {history.updates} of {self.steps}"
-                self.progress.say(f"stopped in {at}; `regard resume {self.config.general.out}` continues from there")
+                out = shlex.quote(str(self.config.general.out))
+                self.progress.say(f"stopped in {at}; `regard resume {out}` continues from there")
                 self.stop.leave()
-            except Exception:  # not KeyboardInterrupt: a second Ctrl-C stops at once
+            except DataError:  # comes between two steps, so what there is can be saved; by one process, not by some
+                self._save() if self.world.size == 1 else self._write_weights()
+                raise
+            except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C stops at once
                 self._write_weights()
+                if is_out_of_memory(error):
+                    do = "free memory, or give a smaller batch with --accumulate, a smaller --size or --model"
+                    raise RunError(f"out of memory in epoch {history.epoch}: {error}", do=do) from None
                 raise
         return history
 
@@ -148,14 +167,15 @@ class Training:
             loss, bad = self.step.train_step(group)
             self.total += torch.where(bad > 0, 0.0, loss)
             if self.average:
-                self.average.update()
+                self.average.update(bad)
             history.updates += 1
             history.samples += sum(batch.total for batch in group)
             history.batches += len(group)
             self.unchecked.append((bad.clone(), [n for batch in group for n in batch.numbers]))
             if self.device.type == "cpu" or len(self.unchecked) >= CHECK_EVERY or history.updates == self.steps:
                 self._check_finite()
-            tick(history.updates, self._note())
+            if history.updates < self.steps:  # the last one is told with what its epoch came to
+                tick(history.updates, self._note())
             self._save_if_due()
 
     def batches(self) -> Iterator[Batch]:
@@ -261,7 +281,7 @@ class Training:
         begun = time.monotonic()
         self._write_weights()
         self.history.seconds = begun - self.began
-        updates = self.average.updates if self.average else 0
+        updates = int(self.average.updates) if self.average else 0
         about = {"history": asdict(self.history), "average_updates": updates}
         about["loss"] = self.world.sums([float(self.total)])[0]
         self.writer.state(pack(self.model, self.step.optimizers, self.average), about)

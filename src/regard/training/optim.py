@@ -147,22 +147,32 @@ class Average:
     """An exponential moving average of a model's weights; young averages forget faster."""
 
     def __init__(self, model: nn.Module, decay: float):
-        self.decay, self.updates = decay, 0
+        self.decay = decay
         floating = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
         self.averages = {name: t.detach().clone() for name, t in floating.items()}
         self.source = [local_shard(t) for t in floating.values()]
         self.shadow = [local_shard(t) for t in self.averages.values()]
+        self.updates = torch.zeros((), device=self.shadow[0].device)
 
     @torch.no_grad()
-    def update(self) -> None:
-        self.updates += 1
-        decay = min(self.decay, self.updates / (self.updates + 10))
-        torch._foreach_lerp_(self.shadow, self.source, 1 - decay)
+    def update(self, skipped: Tensor | float = 0.0) -> None:
+        """Take in the weights after a step; nothing at all where `skipped`, the flag of a step not made, is 1.
+
+        The flag stays on the device, so that a GPU need not wait for Python.
+        """
+        made = 1 - skipped
+        self.updates += made
+        share = (1 - (self.updates / (self.updates + 10)).clamp(max=self.decay)) * made
+        for n in range(0, len(self.source), 32):  # some at once: few launches, and little memory
+            mean = self.shadow[n : n + 32]
+            ahead = torch._foreach_sub(self.source[n : n + 32], mean)
+            torch._foreach_mul_(ahead, share)
+            torch._foreach_add_(mean, ahead)
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the model's weights with the average; a second call undoes it."""
-        for n in range(0, len(self.source), 32):  # some at once: few launches, and little memory
+        for n in range(0, len(self.source), 32):
             live, mean = self.source[n : n + 32], self.shadow[n : n + 32]
             held = [tensor.clone() for tensor in live]
             torch._foreach_copy_(live, mean)

@@ -131,6 +131,6 @@ def load_state(path: Path) -> State | None:
         if header.get("format") != FORMAT:
             raise RunError(f"this is not a state of this version ({FORMAT})", where=where)
         return State(json.loads(header["about"]), shapes, fill)
-    except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         do = "delete it, and `regard resume` begins anew"
         raise RunError(f"the saved state is damaged: {error}", where=where, do=do) from None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Batch
-from regard.errors import RunError
+from regard.errors import RunError, is_out_of_memory
 from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Objective
@@ -48,7 +48,9 @@ class Step:
         """Gradients and update. Returns the sum of the losses, and whether the update was skipped (not finite)."""
         try:
             return self.replay.run(batches, self.pieces)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             most = max(map(len, batches))
             if self.world.size > 1 or self.pieces >= most or not self.objective.divisible:
                 do = "give a smaller batch with --accumulate, a smaller --size or model, or --checkpointing"

@@ -1,4 +1,4 @@
-"""Graceful and forced stop: the first Ctrl-C or SIGTERM lets training save, a second one stops at once."""
+"""Graceful and forced stop: the first Ctrl-C or SIGTERM lets training save, a second Ctrl-C stops at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 STOP_FILE = "REGARD_STOP"
 """The environment variable that names a file. If the file exists, training stops as after Ctrl-C. For processes that
 cannot get a signal."""
+SAME = 0.5
+"""Seconds within which a second Ctrl-C is the first one: `timeout` signals a process and then its group, with it in."""
 MESSAGE = "stopping as soon as all is saved; a second Ctrl-C stops at once\n"
 
 
@@ -24,7 +26,7 @@ class Stop:
     """Handles SIGINT and SIGTERM inside the block. `wanted` is the number of the signal that came, or 0."""
 
     def __init__(self, quiet: bool = False):
-        self.quiet, self.wanted = quiet, 0
+        self.quiet, self.wanted, self.since = quiet, 0, 0.0
         self.file, self.looked = os.environ.get(STOP_FILE), 0.0
         self.before: dict[int, Any] = {}
 
@@ -38,10 +40,12 @@ class Stop:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.wanted:
-            self.wanted = number
-            self.leave()
-        self.wanted = number
+        if self.wanted:  # of a second SIGTERM nothing more can be meant: what stops at once is SIGKILL
+            if number == signal.SIGINT and time.monotonic() - self.since > SAME:
+                self.wanted = number
+                self.leave()
+            return
+        self.wanted, self.since = number, time.monotonic()
         if not self.quiet:
             os.write(2, MESSAGE.encode())  # print is not safe in a signal handler
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,6 +24,8 @@ from regard.errors import RunError
 FORMAT = "regard-2"
 MOST_COMMENT = 65_535
 """Bytes that the comment of a zip archive may have."""
+ASIDE = ".regard-part"
+"""Ending of the folders that files are written in before they are put in place."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +66,29 @@ class Checkpoint:
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Atomic write: `write` fills a temporary file, which then replaces `path`. A failure keeps the old file."""
-    aside = path.with_name(f".{path.name}.part")
+    """Have `write` fill a file beside `path`, then put it in place: a failure leaves the old file whole.
+
+    The file lies in a new folder that only this user may enter: nothing, such as a link to another file, can be
+    prepared under its name.
+    """
+    folder = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(ASIDE, f".{path.name[:60]}.", path.parent)
+        aside = Path(folder) / "file"
         write(aside)
         aside.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner may read
         with aside.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if isinstance(error, (OSError, _safetensors_error())):
-            kept = "; the earlier file is unharmed" if path.exists() else ""
-            denied = isinstance(error, PermissionError)
-            do = "choose a folder you may write to" if denied else "make room on the disk and run again"
-            raise RunError(f"the file could not be written: {error}{kept}", where=path, do=do) from None
-        raise
+    except (OSError, _safetensors_error()) as error:
+        kept = "; the earlier file is unharmed" if path.exists() else ""
+        denied = isinstance(error, PermissionError)
+        do = "choose a folder you may write to" if denied else "make room on the disk and run again"
+        raise RunError(f"the file could not be written: {error}{kept}", where=path, do=do) from None
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _umask() -> int:

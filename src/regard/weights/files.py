@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import pickletools
 import re
 import warnings
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.config import read_json
+from regard.data.arrays import free_memory, npy_header
 from regard.errors import RunError, did_you_mean
 
 MOST_ENTRIES = 20_000
 """Largest number of tensors or archive members; the largest ViTs have about two thousand."""
 SURE = 2**30
 """Bytes an archive may always unpack to; beyond that, no more than twenty times its own size."""
+MOST_VALUES = 10_000_000
+"""Largest number of plain values in a pickle, each counted as often as it is referred to."""
+OLD_PICKLES = 5
+"""In a file of PyTorch's before 1.6: a number, a version, the system, the values, the names of their storages."""
 MOST_SHARED = 4
 """Times that tensors may share the same memory, as tied layers do."""
 
@@ -175,6 +180,9 @@ def _check_archives(paths: list[Path]) -> None:
     if len(members) > MOST_ENTRIES or total > max(SURE, 20 * size):
         what = f"{size:,} bytes of archives would unpack to {len(members):,} files, {total:,} bytes"
         raise RunError(what, where=archives[0], do="do not trust this file")
+    if any(member.compress_type for member in members) and total > (room := free_memory()):
+        what = f"the archives unpack to {total:,} bytes, and {room:,} bytes of memory are free"
+        raise RunError(what, where=archives[0], do="free memory, or use a machine with more")
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -186,15 +194,15 @@ def _read_npz(path: Path) -> dict[str, Any]:
                     continue
                 name = member.filename.removesuffix(".npy")
                 with archive.open(member) as file:
-                    shape, dtype = _npy_header(file)
-                    if dtype.hasobject:
+                    header = npy_header(file)
+                    if header.dtype.hasobject:
                         raise RunError(
                             f"{name!r} is a pickle, which can run code: refused",
                             where=path,
                             do="do not trust this file",
                         )
-                    if math.prod(shape) * dtype.itemsize > member.file_size:
-                        raise RunError(f"{name!r} claims the shape {shape} and is far smaller", where=path)
+                    if header.nbytes > member.file_size:
+                        raise RunError(f"{name!r} claims the shape {header.shape} and is far smaller", where=path)
                 with archive.open(member) as file:
                     array = np.lib.format.read_array(file, allow_pickle=False)
                 values[name] = _from_numpy(array)
@@ -216,13 +224,6 @@ def _comment(path: Path) -> dict[str, str]:
     return {name: about[name] for name in ("settings", "preprocessor") if isinstance(about.get(name), str)}
 
 
-def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
-
-
 def _from_numpy(array: np.ndarray) -> Any:
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # how NumPy keeps JAX's bfloat16
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
@@ -236,6 +237,13 @@ def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
             with zipfile.ZipFile(path) as archive:
                 if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                     raise RunError("PyTorch writes no compressed archives: the file is not one", where=path)
+                for member in archive.infolist():
+                    if member.filename.endswith(".pkl"):
+                        _require_plain(archive.open(member), path)
+        else:
+            with path.open("rb") as file:
+                for _ in range(OLD_PICKLES):
+                    _require_plain(file, path)
         allowed = torch.serialization.safe_globals([argparse.Namespace])  # settings beside the weights: plain values
         with allowed, warnings.catch_warnings(action="ignore"):
             values = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -261,6 +269,37 @@ def _read_torch(path: Path, mapped: bool) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RunError(f"the file holds a {type(values).__name__}, not a dictionary of tensors", where=path)
     return values
+
+
+def _require_plain(file: IO[bytes], path: Path) -> None:
+    """Refuse a pickle that holds far more than its bytes: tuples of the same tuples, each level twice the one below.
+
+    To use one as a key, or to print it, takes as long as all it stands for. The pickle is not run: what each
+    instruction would take from the stack and put there is counted.
+    """
+    sizes: list[int] = []
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    for code, argument, _ in pickletools.genops(file):
+        if code.name == "MARK":
+            marks.append(len(sizes))
+            continue
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else int(argument)] = sizes[-1]
+            continue
+        if code.name in ("GET", "BINGET", "LONG_BINGET"):
+            sizes.append(memo[int(argument or 0)])
+            continue
+        first = marks.pop() if pickletools.markobject in code.stack_before else len(sizes)
+        first -= sum(kind not in (pickletools.markobject, pickletools.stackslice) for kind in code.stack_before)
+        if first < 0:
+            raise ValueError("the stack of the pickle is empty")
+        taken, sizes = sizes[first:], sizes[:first]
+        size = 1 + sum(taken)
+        if size > MOST_VALUES:
+            what = f"the file is small and stands for more than {MOST_VALUES:,} values: refused"
+            raise RunError(what, where=path, do="do not trust this file")
+        sizes += [size] * len(code.stack_after)
 
 
 def _unwrap(values: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:

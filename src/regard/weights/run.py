@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from regard.console import Progress
 from regard.data.dataset import Dataset
 from regard.errors import RunError
 from regard.settings import Origin, RunConfig
-from regard.weights.checkpoint import write_aside
+from regard.weights.checkpoint import ASIDE, write_aside
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,6 +46,21 @@ def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+CONFIG = "config.json"
+SETUP = ".setting-up"
+"""Lies in a folder from before its first file until the last one, its settings, makes it a run."""
+
+
+def _is_unfinished(path: Path) -> bool:
+    return (path / SETUP).is_file() and not (path / CONFIG).exists()
+
+
+def _is_foreign(path: Path, known: Collection[str]) -> bool:
+    """Whether a path within a folder is none of the `known` files, nor their folders, nor left from writing aside."""
+    folders = {parent.as_posix() for name in known for parent in Path(name).parents}
+    return path.as_posix() not in {*known, *folders} and not any(part.endswith(ASIDE) for part in path.parts)
+
+
 @dataclass(frozen=True)
 class Run:
     """Paths of a run folder, and its files as values."""
@@ -52,34 +68,69 @@ class Run:
     path: Path
 
     @staticmethod
-    def create(path: Path) -> Run:
-        """A new folder; an existing one that holds anything is never written over."""
-        path = path.expanduser()
-        Run.require_new(path)
+    def create(path: Path, unfinished: Collection[str] = ()) -> Run:
+        """A new folder; an existing one that holds anything is never written over.
+
+        But for `unfinished`: the names of files that a set-up which was cut short may have left, and that are removed.
+        """
+        run = Run(path.expanduser())
+        Run.require_new(run.path, unfinished)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"the run folder cannot be made: {error}", where=path) from None
-        return Run(path)
+            raise RunError(f"the run folder cannot be made: {error}", where=run.path) from None
+        if unfinished:
+            run.clear(unfinished)
+        return run
 
     @staticmethod
-    def require_new(path: Path) -> None:
+    def require_new(path: Path, unfinished: Collection[str] = ()) -> None:
         path = path.expanduser()
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not path.exists():
+            return
+        known = {SETUP, *unfinished} if unfinished and _is_unfinished(path) else ()
+        if not path.is_dir() or any(_is_foreign(found.relative_to(path), known) for found in path.rglob("*")):
             do = "choose another --out; a run that was stopped is resumed by `regard resume`"
+            if not unfinished and _is_unfinished(path):
+                do = "choose another --out, or give --resume as well: its set-up was cut short, and is then made anew"
             raise RunError("the run folder exists and is not empty", where=path, do=do)
+
+    def begin_setup(self) -> None:
+        """Mark the folder as one that is not a run yet."""
+        try:
+            os.close(os.open(self.path / SETUP, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
+        except OSError as error:
+            raise RunError(f"the run folder cannot be written to: {error}", where=self.path) from None
+
+    def end_setup(self, data: str, config: RunConfig, origins: Mapping[str, Origin], why: str) -> None:
+        """Make the folder a run, in one step: the settings are there, or they are not."""
+        self.write_config(data, config, origins, why)
+        (self.path / SETUP).unlink(missing_ok=True)
+
+    def clear(self, names: Collection[str] = ()) -> None:
+        """Remove these files, and what was left of files that were being written when the process was killed."""
+        for path in sorted(self.path.rglob("*"), reverse=True):  # what a folder holds before the folder
+            if not _is_foreign(path.relative_to(self.path), {SETUP, *names}):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
     @staticmethod
     def open(path: str | Path) -> Run:
         run = Run(Path(path).expanduser())
         if not run.path.is_dir():
             raise RunError("there is no such run", where=run.path, do="give the folder that `regard train` made")
-        if not (run.path / "config.json").is_file():
+        if _is_unfinished(run.path):
+            do = "give the same `regard train` command again with --resume: it starts anew"
+            raise RunError("the run was stopped before its set-up was complete", where=run.path, do=do)
+        if not (run.path / CONFIG).is_file():
             if seeds := sorted(folder.parent.name for folder in run.path.glob("seed*/config.json")):
                 do = f"give one of them: {', '.join(str(run.path / name) for name in seeds[:5])}"
                 raise RunError(f"the folder holds {len(seeds)} runs of different seeds", where=run.path, do=do)
             do = "give the folder that `regard train` made; it comes before the data"
             raise RunError("the folder is not a run: it has no config.json", where=run.path, do=do)
+        for found in run.path.rglob("*"):
+            if found.is_symlink() and not found.is_file():
+                what = "a folder in the run is a link: what is written there would end up outside of the run"
+                raise RunError(what, where=found, do="put the folder itself there; do not trust runs made by others")
         return run
 
     def checkpoint(self, name: str = "best") -> Path:
@@ -94,6 +145,13 @@ class Run:
         if not isinstance(value, kind):
             raise RunError("a file of the run is damaged: it holds something else", where=self.path / name)
         return value
+
+    def read_text(self, name: str, most: int = 2**20) -> str:
+        """A text of up to `most` bytes."""
+        path = self.path / name
+        if not path.is_file() or path.stat().st_size > most:
+            raise RunError(f"the file is missing, or has more than {most:,} bytes", where=path)
+        return path.read_text(encoding="utf-8", errors="replace")
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         write_text(self.path / name, to_csv(rows))

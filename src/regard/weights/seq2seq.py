@@ -261,6 +261,8 @@ def _read(
     format: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
 ) -> dict[str, Tensor]:
     """Ours of theirs, if they are all of the model and nothing else."""
+    if config.block_count > len(tensors):
+        raise RunError("its config.json and its weights do not fit together: it has more blocks", where=where)
     state, unknown = format.read(tensors)
     with torch.device("meta"):
         model = Transformer(config)

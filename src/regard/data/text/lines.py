@@ -40,6 +40,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without \\n or \\r\\n. Text after the last line feed is a line too."""
     total, lines, rest = 0, 0, b""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise DataError("this is no file", where=path, do="give text in a file of its own")
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)

@@ -47,6 +47,8 @@ def _vocabulary(path: Path) -> tuple[str, ...]:
 
 def _tokenizer(path: Path, names: tuple[str, ...], codes: tuple[str, ...]) -> Tokenizer:
     pad, end, unknown = (names.index(name) for name in ("<pad>", "</s>", "<unk>"))
+    if not path.is_file():
+        raise DataError("a file of the model is missing", where=path)
     if (size := path.stat().st_size) > _MAX_FILE:
         raise DataError(f"the file has {size:,} bytes; at most {_MAX_FILE:,} are read", where=path)
     model = {"spm": base64.b64encode(path.read_bytes()).decode()}

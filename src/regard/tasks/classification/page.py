@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     return Page(
         title=f"{config.model.model} on {data['name']}",
         headline=f'<p class="big">{_percent(accuracy["value"])} accuracy '
-        f"<span>{on}; 95 % interval {interval}</span></p>",
+        f"<span>{escape(on)}; 95 % interval {interval}</span></p>",
         headline_text=f"{_percent(accuracy['value'])} accuracy {on}",
         figures=[
             (NAMES[name][0], _value(name, f["value"]), f"{_value(name, f['low'])} to {_value(name, f['high'])}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     on = f"on {loss['n']:,} {summary['split']} images"
     return Page(
         title=f"{config.model.model} pre-trained on {data['name']}",
-        headline=f'<p class="big">{loss["value"]:.4f} reconstruction loss <span>{on}; squared error on hidden '
+        headline=f'<p class="big">{loss["value"]:.4f} reconstruction loss <span>{escape(on)}; squared error on hidden '
         f"patches{relative}</span></p>",
         headline_text=f"{loss['value']:.4f} reconstruction loss {on}",
         figures=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     on = f"of {columns[0]} on {first['n']:,} {summary['split']} images"
     return Page(
         title=f"{config.model.model} on {data['name']}: {', '.join(columns)}",
-        headline=f'<p class="big">{first["value"]:.4g} mean absolute error <span>{on}; '
+        headline=f'<p class="big">{first["value"]:.4g} mean absolute error <span>{escape(on)}; '
         f"95 % interval {first['low']:.4g} to {first['high']:.4g}</span></p>",
         headline_text=f"{first['value']:.4g} mean absolute error {on}",
         figures=[_row(name, figure, many) for name, figure in summary["figures"].items()],

@@ -37,7 +37,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         title=f"{config.model.model} on {data['name']}, {source} to {target}",
         headline=f'<p class="big">{bleu["value"]:.1f} BLEU <span>{escape(on)}; '
         f"95 % interval {bleu['low']:.1f} to {bleu['high']:.1f}</span></p>",
-        headline_text=f"{bleu['value']:.1f} BLEU {on} (`{summary['signatures']['bleu']}`)",
+        headline_text=f"{bleu['value']:.1f} BLEU {on} ({summary['signatures']['bleu']})",
         figures=[
             (f"{NAMES[name][0]}, {part}" if len(sets) > 1 else NAMES[name][0], value(name, f["value"]),
              f"{value(name, f['low'])} to {value(name, f['high'])}", NAMES[name][1])

@@ -40,6 +40,7 @@ class Task(BaseTask):
     name: ClassVar[str] = "translation"
     best: ClassVar[Any] = ("loss", "min")
     headline: ClassVar[tuple[str, ...]] = ("bleu", "exact_match")
+    files: ClassVar[tuple[str, ...]] = tuple(f"{TOKENIZERS}/{name}.json" for name in ("tokenizer", "source", "target"))
 
     def __init__(self, job: Job):
         super().__init__(job)
