@@ -329,7 +329,7 @@ def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
         ) from None
     finally:
         for process in [] if finished else list((processes._processes or {}).values()):
-            process.terminate()
+            process.kill()  # SIGTERM is held back there
         processes.shutdown(cancel_futures=True)  # waiting: its thread would wake up without its pipes at the exit
 
 

@@ -1,0 +1,200 @@
+"""The defaults from scratch: chosen from the data, said, and used."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regard
+from regard.errors import ConfigError
+from regard.networks.resnet.network import Basic
+from regard.tasks.classification.loss import CrossEntropy
+from regard.tasks.small_data import Facts, choose_epochs, choose_model, choose_shape
+from regard.training.optim import Muon, make_optimizers
+from tests.training.test_training import quick
+
+
+def tiny(**changes: Any) -> dict[str, Any]:
+    return {"epochs": 1, "explain": 0, "depth": 1, "device": "cpu", "quiet": True} | changes
+
+
+def network(run: Any) -> Any:
+    loaded: Any = regard.load(run.path)
+    return loaded.model
+
+
+def settings_of(run) -> dict[str, Any]:
+    groups = run.read_json("config.json")["settings"]
+    return {name: held for group in groups.values() for name, held in group.items()}
+
+
+def test_few_images_are_seen_more_often_but_many_are_seen_longer():
+    counts = [200, 1_000, 5_000, 20_000, 100_000]
+    epochs = [choose_epochs(Facts(n, (224, 224), gpu=True)) for n in counts]
+    assert epochs == sorted(epochs, reverse=True)
+    seen = [n * e for n, e in zip(counts, epochs, strict=True)]
+    assert seen == sorted(seen)
+
+
+def test_the_network_depends_on_size_axes_number_and_machine():
+    sizes = {(32, 32): ("vit_mini4", "vit_nano"), (300, 200): ("vit_mini16", "vit_nano16")}
+    for size, names in sizes.items():
+        assert tuple(choose_model(Facts(1_000, size, gpu)) for gpu in (True, False)) == names
+    assert choose_model(Facts(100_000, (300, 200), gpu=True)) == "vit_s16"
+    assert choose_model(Facts(100, (32, 32, 32), gpu=True)) == "vit3d_nano"
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "stem", "rope"),
+    [
+        ("vit_b16", {}, "residual", True),
+        ("vit_h14", {}, None, True),  # patches of 14 are no power of two
+        ("vit_nano", {"patch": (4, 8)}, None, True),
+        ("vit_r50_b16", {}, None, True),  # it has a stem of its own
+        ("vit3d_nano", {}, None, True),
+        ("vit_nano", {"width": 36, "heads": 4}, "residual", None),  # 9 channels per head cannot be rotated in pairs
+    ],
+)
+def test_a_vit_gets_what_its_shape_allows(model, asked, stem, rope):
+    shape = choose_shape(model, asked)
+    assert (shape.get("stem"), shape.get("rope")) == (stem, rope)
+    regard.create(model, classes=2, depth=1, **shape | asked | ({"size": 28} if model == "vit_h14" else {}))
+
+
+def test_a_run_says_what_was_chosen_and_why(picture_folder, tmp_path, capsys):
+    run = regard.train(picture_folder, out=tmp_path / "run", **tiny(quiet=False))
+    stored, used = run.read_json("config.json"), settings_of(run)
+    assert "training images" in stored["why"]
+    assert "--recipe plain" in stored["why"]
+    assert stored["why"] in capsys.readouterr().err
+    assert stored["why"].split(":")[0] in (run.path / "report.html").read_text()
+    assert (used["stem"], used["optimizer"]["value"]) == ({"value": "residual", "origin": "auto"}, "muon")
+    assert used["model"]["origin"] == "auto"
+
+
+def test_flags_win_over_the_choice_and_plain_keeps_the_published_network(picture_folder, tmp_path):
+    flags = settings_of(regard.train(picture_folder, out=tmp_path / "a", stem="conv", pool="class", **tiny()))
+    assert (flags["stem"]["value"], flags["pool"], flags["rope"]["value"]) == (
+        "conv", {"value": "class", "origin": "flag"}, True,
+    )  # fmt: skip
+    plain = settings_of(regard.train(picture_folder, out=tmp_path / "b", recipe="plain", **tiny()))
+    assert (plain["model"]["value"], plain["optimizer"]["value"], "stem" in plain) == ("vit_nano", "adamw", False)
+
+
+def test_weights_keep_their_network_whatever_the_defaults_are(picture_folder, tmp_path):
+    plain = regard.train(picture_folder, out=tmp_path / "plain", recipe="plain", **tiny())
+    hybrid = regard.train(picture_folder, out=tmp_path / "hybrid", model="vit_nano", **tiny())
+    for start, stem in ((plain, "patch"), (hybrid, "residual")):
+        for name, asked in (("named", {"model": "vit_nano"}), ("open", {})):
+            more = tiny(weights=str(start.path), depth=None, **asked)
+            run = regard.train(picture_folder, out=tmp_path / f"{stem}-{name}", **more)
+            assert network(run).config.stem == stem
+
+
+def test_a_resnet_has_the_same_recipe(picture_folder, tmp_path):
+    used = settings_of(quick(picture_folder, tmp_path / "run", model="resnet_nano", epochs=1, depth=None))
+    names = ("optimizer", "lr", "policy", "mixup", "cutmix", "drop_path")
+    assert [used[name]["value"] for name in names] == ["muon", 2e-3, "trivial", 0.2, 1.0, 0.2]
+
+
+def test_muon_updates_the_kernels_of_a_residual_stem():
+    model = regard.create("vit_nano", classes=3, stem="residual")
+    _, muon = make_optimizers(model, "muon", 1e-3, 0.0)
+    assert isinstance(muon, Muon)
+    held = {p for group in muon.param_groups for p in group["params"]}
+    kernels = {p for m in model.patches.modules() if isinstance(m, Basic) for p in m.parameters() if p.ndim == 4}
+    assert kernels
+    assert kernels <= held
+    assert model.patches.root.weight not in held
+
+
+def test_a_residual_stem_is_a_resnets_beginning():
+    """The same weights in a ResNet-18 without its last stage give the same cells."""
+    model = regard.create("vit_mini16", stem="residual", size=64, classes=3).eval()
+    other = regard.create("resnet18", blocks=(2, 2, 2), size=96, classes=3).eval()
+    other.root.load_state_dict(model.patches.root.state_dict())
+    other.root_norm.load_state_dict(model.patches.root_norm.state_dict())
+    other.stages.load_state_dict(model.patches.stages.state_dict())
+    x = torch.rand(2, 3, 64, 48)
+    torch.testing.assert_close(model.patches(x), model.patches.project(other(x).tokens))
+
+
+def test_minutes_set_the_number_of_epochs(picture_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("regard.run.runner.MEASURED_SECONDS", 0.0)
+    small = tiny(size=16, batch_size=8, model="vit_nano")
+    del small["epochs"], small["quiet"]
+    few = regard.train(picture_folder, out=tmp_path / "few", minutes=0.01, **small)
+    assert "minutes are" in capsys.readouterr().err
+    epochs = settings_of(few)["epochs"]
+    assert epochs["origin"] == "auto"
+    assert len(few.read_rows("metrics.csv")) == epochs["value"]
+    same = regard.train(picture_folder, out=tmp_path / "same", epochs=epochs["value"], quiet=True, **small)
+    a, b = (network(run).state_dict() for run in (few, same))
+    assert all(torch.equal(a[name], b[name]) for name in a), "measuring must leave no trace"
+    with pytest.raises(ConfigError, match="minutes is given beside"):
+        quick(picture_folder, tmp_path / "both", epochs=2, minutes=1)
+
+
+def test_grey_pictures_stored_as_colour_are_grey(tmp_path):
+    draw = np.random.default_rng(0)
+    for name, grey in (("grey", True), ("colour", False)):
+        for label in "ab":
+            (tmp_path / name / label).mkdir(parents=True)
+            for n in range(12):
+                pixels = draw.integers(0, 255, (24, 24, 1 if grey else 3)).repeat(3 if grey else 1, axis=2)
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / name / label / f"{n}.png")
+    for name, expected in (("grey", (1, False)), ("colour", (3, True))):
+        used = settings_of(regard.train(tmp_path / name, out=tmp_path / f"run-{name}", **tiny()))
+        assert (used["channels"]["value"], used["flip"]["value"]) == expected
+
+
+def test_a_size_that_is_asked_for_decides_what_is_small(picture_folder, tmp_path):
+    used = settings_of(regard.train(picture_folder, out=tmp_path / "run", size=96, **tiny()))
+    assert used["model"]["value"] == "vit_nano16"
+
+
+def unbalanced(folder, large: int = 44, small: int = 4):
+    draw = np.random.default_rng(0)
+    for label, count in (("many", large), ("few", small)):
+        for split, share in (("train", count), ("test", 6)):
+            (folder / split / label).mkdir(parents=True)
+            for n in range(share):
+                pixels = draw.integers(0, 120, (16, 16, 3)) + (100 if label == "few" else 0)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / split / label / f"{n}.png")
+    return folder
+
+
+def test_unequal_classes_are_told_and_can_be_weighed(tmp_path, capsys):
+    data = unbalanced(tmp_path / "data", large=80, small=6)
+    plain = regard.train(data, out=tmp_path / "a", holdout=0.2, **tiny(quiet=False))
+    assert "more than ten times" in capsys.readouterr().err
+    assert plain.read_json("summary.json")["headline"] == ["accuracy", "balanced_accuracy"]
+    assert "ten times the training images" in (plain.path / "report.html").read_text()
+    regard.train(data, out=tmp_path / "b", holdout=0.2, class_weights="balanced", **tiny(quiet=False))
+    assert "more than ten times" not in capsys.readouterr().err
+
+
+def test_class_weights_scale_the_loss_of_each_class():
+    logits, wanted = torch.randn(5, 3), torch.eye(3)[[0, 1, 2, 2, 2]]
+    weights = torch.tensor([5 / 3, 5 / 3, 5 / 9])
+    out = type("Output", (), {"logits": logits})
+    by_hand = -(weights * wanted * logits.log_softmax(1)).sum(1).mean()
+    found = CrossEntropy(weights=weights).loss(out, {"probabilities": wanted})
+    assert math.isclose(float(found), float(by_hand), rel_tol=1e-6)
+    assert not math.isclose(float(CrossEntropy().loss(out, {"probabilities": wanted})), float(by_hand), rel_tol=1e-3)
+
+
+def test_pixel_baselines_stand_beside_the_network(tmp_path):
+    """Brightness tells these classes apart, which a forest finds at once and a network of one epoch does not."""
+    data = unbalanced(tmp_path / "data", large=20, small=20)
+    run = regard.train(data, out=tmp_path / "run", holdout=0.2, **tiny())
+    summary, page = run.read_json("summary.json"), (run.path / "report.html").read_text()
+    assert summary["pixel_baselines"]["random forest"]["value"] == 1.0
+    assert "random forest on pixels" in page
+    beaten = summary["figures"]["accuracy"]["value"] >= 1.0
+    assert ("the network adds nothing here yet" in page) or beaten
+    without = regard.train(data, out=tmp_path / "none", holdout=0.2, pixel_baseline=False, **tiny())
+    assert "pixel_baselines" not in without.read_json("summary.json")
