@@ -273,7 +273,7 @@ class Steps:
 
 PLAIN: dict[str, Any] = {
     "crop": "none", "flip": False, "mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "label_smoothing": 0.0, "ema": 0.0,
-    "clip": 0.0, "warmup": 0.0, "optimizer": "adamw", "workers": 0,
+    "clip": 0.0, "warmup": 0.0, "optimizer": "adamw", "workers": 0, "stem": "patch",
 }  # fmt: skip
 
 
