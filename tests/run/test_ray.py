@@ -58,7 +58,8 @@ def test_a_run_on_ray_that_loses_a_process_ends_as_one_process_would_have(runs):
 def test_ctrl_c_has_a_run_on_ray_saved(tmp_path):
     """Nothing else would have saved it: the first state is due after ten minutes."""
     data, out = make_folder(tmp_path / "pictures", per_class=15), tmp_path / "run"
-    flags = [f"--{name}={value}" for name, value in (SETTINGS | {"epochs": 100_000, "save_every": 600.0}).items()]
+    asked = (SETTINGS | {"epochs": 100_000, "save_every": 600.0}).items()
+    flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in asked]
     words = [sys.executable, "-m", "regard", "train", str(data), "--ray", "2", "--out", str(out), *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
