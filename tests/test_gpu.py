@@ -14,7 +14,7 @@ from regard.data.batch import Batch
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.attention_store import record_attention
 from regard.explain.registers import RegisterNeuron
-from regard.settings import Augment
+from regard.setting_groups import Augment
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.settings import Config
 from regard.tasks.translation.loss import NextWord

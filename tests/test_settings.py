@@ -12,7 +12,8 @@ import pytest
 from regard import registry, tasks
 from regard.errors import ConfigError
 from regard.run.settle import check_settings
-from regard.settings import Machine, RunConfig
+from regard.setting_groups import Machine
+from regard.settings import RunConfig
 
 every_task = pytest.mark.parametrize("task", tasks.TASKS, ids=lambda entry: entry.name)
 IMAGES, TEXT = tasks.find("classification").config, tasks.find("translation").config

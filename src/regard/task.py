@@ -294,7 +294,8 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, trained: Any, part: str, tick: Tick) -> Result: ...
 
-    def extra_summary(self) -> dict[str, Any]:
+    def extra_summary(self, result: Any) -> dict[str, Any]:
+        """What summary.json says beside the figures of `result`, the main test's."""
         return {}
 
     def explain(self, run: Any, trained: Any, result: Any, progress: Progress) -> None:  # noqa: B027

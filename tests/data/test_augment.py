@@ -15,7 +15,7 @@ from regard.errors import ConfigError
 from regard.geometry import three_quarters
 from regard.run.runner import prepare
 from regard.run.settle import settle
-from regard.settings import Augment
+from regard.setting_groups import Augment
 from regard.task import Job
 from regard.tasks.images import ImageTask
 from tests.data.augmented import augmented

@@ -1,6 +1,7 @@
 """The defaults from scratch: chosen from the data, said, and used."""
 
 import math
+import shutil
 from typing import Any
 
 import numpy as np
@@ -198,3 +199,12 @@ def test_pixel_baselines_stand_beside_the_network(tmp_path):
     assert ("the network adds nothing here yet" in page) or beaten
     without = regard.train(data, out=tmp_path / "none", holdout=0.2, pixel_baseline=False, **tiny())
     assert "pixel_baselines" not in without.read_json("summary.json")
+
+
+def test_pixel_baselines_are_of_the_images_that_the_network_is_tested_on(tmp_path):
+    data = unbalanced(tmp_path / "data", large=20, small=20)
+    shutil.copy(data / "train" / "many" / "0.png", data / "test" / "many" / "leaked.png")
+    summary = regard.train(data, out=tmp_path / "run", holdout=0.2, **tiny()).read_json("summary.json")
+    assert (
+        [f["n"] for f in summary["pixel_baselines"].values()] == [summary["figures"]["accuracy"]["n"]] * 2 == [12, 12]
+    )

@@ -15,7 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from regard.config import fit_value
 from regard.errors import ConfigError, close_names
-from regard.settings import OTHER_NAMES, Group, RunConfig
+from regard.setting_groups import Group
+from regard.settings import OTHER_NAMES, RunConfig
 
 ALIASES = {"weights": ("--from",)}
 CONSTANTS = {"true": True, "false": False, "none": None}

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,40 +103,38 @@ def _read(path: Path, wanted: list[str], labelled: bool) -> dict[str, np.ndarray
     try:
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            headers = {name: _header(archive, members[name]) for name in wanted if name in members}
+            headers = {name: member_header(archive, members[name]) for name in wanted if name in members}
             _require_usable(headers, sorted(members), path, labelled)
             total, room = sum(header.nbytes for header in headers.values()), int(SHARE * free_memory())
             if total > room:
                 what = f"the arrays unpack to {total:,} bytes; this machine has room for {room:,}"
                 raise DataError(what, where=path, do="use a machine with more memory, or a folder of images")
-            return {name: _unpack(archive, members[name]) for name in headers}
+            return {name: read_member(archive, members[name]) for name in headers}
     except DataError:
         raise
     except Exception as error:  # zlib, LZMA, zip and NumPy's header each have errors of their own for damage
         raise DataError(f"the archive cannot be read safely: {error}", where=path) from None
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+def member_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+    """What an array of an archive says of itself; an error if it is a pickle, or claims to be larger than it is."""
     with archive.open(member) as file:
-        header = npy_header(file)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    header = Header(shape, dtype)
+    name = member.filename.removesuffix(".npy")
     if header.dtype.hasobject:
-        raise ValueError(f"{member.filename} is a pickle, which can run code")
+        raise ValueError(f"{name!r} is a pickle, which can run code: refused")
     if header.nbytes > member.file_size:
-        raise ValueError(f"{member.filename} claims the shape {header.shape} and is far smaller")
+        raise ValueError(f"{name!r} claims the shape {header.shape} and is far smaller")
     return header
 
 
-def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """An array of an archive, whose header has been looked at."""
     with archive.open(member) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def npy_header(file: Any) -> Header:
-    """Shape and type of the array that an open .npy file holds."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return Header(shape, dtype)
 
 
 def _require_usable(headers: Mapping[str, Header], there: list[str], path: Path, labelled: bool) -> None:

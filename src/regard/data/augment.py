@@ -18,7 +18,7 @@ from regard.data.random import uniforms
 from regard.data.send import send
 from regard.data.three import three_augment
 from regard.errors import ConfigError
-from regard.settings import Augment
+from regard.setting_groups import Augment
 
 _Operation = Callable[[Tensor, Tensor], Tensor]
 

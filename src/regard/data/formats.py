@@ -13,7 +13,7 @@ from regard.data.folders import folder_source, inner_folder, pattern_source, unl
 from regard.data.source import Files, Pixels, Sample, Source
 from regard.data.tables import has_columns, table_source
 from regard.errors import ConfigError, DataError
-from regard.settings import ImageData
+from regard.setting_groups import ImageData
 
 TABLES = (".csv", ".tsv")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.data.images import read_image
-from regard.settings import MAX_MEGAPIXELS
+from regard.setting_groups import MAX_MEGAPIXELS
 
 UNLABELLED = ("unlabelled",)
 SPLITS = {

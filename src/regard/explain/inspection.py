@@ -31,7 +31,7 @@ from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import capture
-from regard.settings import ImageData
+from regard.setting_groups import ImageData
 from regard.weights import Run
 
 BATCH = 8

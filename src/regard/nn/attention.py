@@ -342,7 +342,7 @@ class _Hook:
 
 
 def _in_backward() -> bool:
-    """Whether a backward pass is under way in this thread; torch's own checkpoints ask the same way."""
+    """Whether a backward pass is under way in this thread. torch has no public form of it; its checkpoints ask so."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -127,15 +127,8 @@ function offer() {
 }
 
 async function show(number) {
-  chosen.item = number;
-  let unpacked;
-  try {
-    unpacked = await unpack(items[number]);
-  } catch (error) {
-    part("says").textContent = "This browser cannot unpack the attention (" + error + "); a newer one can.";
-    return;
-  }
-  if (chosen.item !== number) return; // the reader has chosen another meanwhile
+  const unpacked = await openItem(number);
+  if (!unpacked) return;
   current = unpacked;
   offer();
   draw();

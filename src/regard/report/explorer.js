@@ -18,6 +18,18 @@ async function inflate(item, rows) {
   item.weights = new Uint8Array(plain, 4 * rows);
 }
 
+// The item of this number, unpacked; nothing if that fails, or if the reader has chosen another meanwhile.
+async function openItem(number) {
+  chosen.item = number;
+  try {
+    const unpacked = await unpack(items[number]);
+    return chosen.item === number ? unpacked : null;
+  } catch (error) {
+    part("says").textContent = "This browser cannot unpack the attention (" + error + "); a newer one can.";
+    return null;
+  }
+}
+
 const percent = (weight) => (100 * weight).toFixed(2) + "\u00a0%";
 
 const numbers = (count) => Array.from({ length: count }, (_, n) => [n, String(n)]);

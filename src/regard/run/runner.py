@@ -279,7 +279,8 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     summary = {
         "task": task.name, "split": main, "parameters": task.parameters, "seconds": round(history.seconds, 2),
         "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),
-        f"val_{name}": best.get(f"val_{name}"), "headline": list(task.headline), **task.extra_summary(),
+        f"val_{name}": best.get(f"val_{name}"), "headline": list(task.headline),
+        **task.extra_summary(results[main]),
         **results[main].to_json(), "others": {part: r.to_json() for part, r in results.items() if part != main},
     }  # fmt: skip
     run.write_json("summary.json", summary)
@@ -303,10 +304,7 @@ def _leaked(task: Task, part: str) -> set[int]:
 def report(run: Run) -> None:
     """Draw a run's figures and write its report from the files of its folder."""
     _, entry, config, origins = read_config(run)
-    try:
-        write_report(run, config, origins, entry.load())
-    except KeyError as error:
-        raise RunError(f"a file of the run is damaged: it lacks {error}", where=run.path) from error
+    write_report(run, config, origins, entry.load())
 
 
 class Timing(NamedTuple):

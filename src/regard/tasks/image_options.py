@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.settings import MAX_MEGAPIXELS, Group, setting
+from regard.setting_groups import MAX_MEGAPIXELS, Group, setting
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from regard.explain.draw import draw_pages
 from regard.explain.explanation import Checks
 from regard.explain.visualise import STEPS
 from regard.networks.base import Network
-from regard.settings import MAX_MEGAPIXELS
+from regard.setting_groups import MAX_MEGAPIXELS
 from regard.tasks.image_options import LoadOptions
 from regard.weights import Checkpoint, open_weights
 

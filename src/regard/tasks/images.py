@@ -45,7 +45,8 @@ from regard.explain.draw import draw
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.settings import ImageData, RunConfig
+from regard.setting_groups import ImageData
+from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
 from regard.tasks.small_data import SMALL_SIDE, Facts, choose_epochs, choose_model, choose_shape
 from regard.training import ALONE, World, adapt, largest_batch

@@ -8,7 +8,7 @@ from regard.errors import ConfigError
 from regard.networks.base import Network
 from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
-from regard.settings import Transfer
+from regard.setting_groups import Transfer
 
 _LAST = ("norm", "head")  # modules after the blocks
 

@@ -163,7 +163,8 @@ class Average:
         made = 1 - skipped
         self.updates += made
         share = (1 - (self.updates / (self.updates + 10)).clamp(max=self.decay)) * made
-        for n in range(0, len(self.source), 32):  # some at once: few launches, and little memory
+        # torch has no public form of these; some at once: few launches, and little memory.
+        for n in range(0, len(self.source), 32):
             mean = self.shadow[n : n + 32]
             ahead = torch._foreach_sub(self.source[n : n + 32], mean)
             torch._foreach_mul_(ahead, share)

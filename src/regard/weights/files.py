@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.config import read_json
-from regard.data.arrays import free_memory, npy_header
+from regard.data.arrays import free_memory, member_header, read_member
 from regard.errors import RunError, did_you_mean
 
 MOST_ENTRIES = 20_000
@@ -192,20 +192,11 @@ def _read_npz(path: Path) -> dict[str, Any]:
             for member in archive.infolist():
                 if not member.filename.endswith(".npy"):
                     continue
-                name = member.filename.removesuffix(".npy")
-                with archive.open(member) as file:
-                    header = npy_header(file)
-                    if header.dtype.hasobject:
-                        raise RunError(
-                            f"{name!r} is a pickle, which can run code: refused",
-                            where=path,
-                            do="do not trust this file",
-                        )
-                    if header.nbytes > member.file_size:
-                        raise RunError(f"{name!r} claims the shape {header.shape} and is far smaller", where=path)
-                with archive.open(member) as file:
-                    array = np.lib.format.read_array(file, allow_pickle=False)
-                values[name] = _from_numpy(array)
+                try:
+                    member_header(archive, member)
+                except ValueError as error:
+                    raise RunError(str(error), where=path, do="do not trust this file") from None
+                values[member.filename.removesuffix(".npy")] = _from_numpy(read_member(archive, member))
     except RunError:
         raise
     except Exception as error:  # as above

@@ -165,14 +165,14 @@ class Run:
     def write_config(self, data: str, config: RunConfig, origins: Mapping[str, Origin], why: str = "") -> None:
         """`why` says in one line how the defaults were chosen."""
         stored = {"data": data, "task": config.task_name, "why": why, "settings": config.to_json(origins)}
-        self.write_json("config.json", stored)
+        self.write_json(CONFIG, stored)
 
     def read_config(self) -> StoredConfig:
-        stored, where = self.read_json("config.json"), self.path / "config.json"
+        stored, where = self.read_json(CONFIG), self.path / CONFIG
         try:
             return StoredConfig(str(stored["data"]), str(stored["task"]), dict(stored["settings"]))
         except (KeyError, TypeError, ValueError):
-            if isinstance(stored, dict) and "model_type" in stored:
+            if "model_type" in stored:
                 what = f"the folder holds weights of {stored['model_type']}, not a run"
                 raise RunError(what, where=self.path, do="give the folder that `regard train` made") from None
             raise RunError("these are not the settings of a run of this version", where=where) from None

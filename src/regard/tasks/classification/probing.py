@@ -17,7 +17,8 @@ from regard.errors import DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.report import figures
-from regard.settings import Data, ImageData, ImageRunConfig
+from regard.setting_groups import Data, ImageData
+from regard.settings import ImageRunConfig
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.images import read_images

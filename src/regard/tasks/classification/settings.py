@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from regard.settings import Augment, Group, ImageRunConfig, Transfer, setting
+from regard.setting_groups import Augment, Group, Transfer, setting
+from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 

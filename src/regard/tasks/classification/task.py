@@ -84,12 +84,12 @@ class Task(ImageTask):
     def headline(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ("accuracy", "balanced_accuracy") if is_unbalanced(self._train_counts().tolist()) else ("accuracy",)
 
-    def extra_summary(self) -> dict[str, Any]:
+    def extra_summary(self, result: Evaluation) -> dict[str, Any]:
         """What simpler models make of the same images."""
         if not self.config.task.pixel_baseline:
             return {}
         labels = np.array(self.dataset.strata())
-        found = pixel_baselines(self.images, self.job.part("train"), self.job.part(self.tests[0]), labels)
+        found = pixel_baselines(self.images, self.job.part("train"), result.index.tolist(), labels)
         return {"pixel_baselines": {name: figure._asdict() for name, figure in found.items()}}
 
     def blank(self, count: int) -> Batch:

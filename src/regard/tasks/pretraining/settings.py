@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from regard.settings import Crops, Group, ImageRunConfig, NoOptions, setting
+from regard.setting_groups import Crops, Group, NoOptions, setting
+from regard.settings import ImageRunConfig
 from regard.tasks.image_options import LoadOptions
 
 

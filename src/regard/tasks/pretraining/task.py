@@ -16,7 +16,7 @@ from regard.networks.base import Network
 from regard.networks.mae.config import MAEConfig
 from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
-from regard.settings import Augment
+from regard.setting_groups import Augment
 from regard.task import Choice
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.image_predictor import ImagePredictor
@@ -91,7 +91,7 @@ class Task(ImageTask):
         losses = reconstruction_losses(trained, loader, self.preparation, self.device, seed, tick)
         return Reconstructed([self.dataset.key(n) for n in self.job.part(part)], losses)
 
-    def extra_summary(self) -> dict[str, Any]:
+    def extra_summary(self, result: Any) -> dict[str, Any]:
         whole, encoder = (sum(p.numel() for p in part.parameters()) for part in (self.model, self.model.encoder))
         return {"parameters": encoder, "decoder_parameters": whole - encoder}
 

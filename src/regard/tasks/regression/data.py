@@ -14,7 +14,7 @@ import numpy as np
 from regard.console import Progress, columns
 from regard.data import ImageDataset, open_source, scan
 from regard.errors import DataError, did_you_mean
-from regard.settings import ImageData
+from regard.setting_groups import ImageData
 from regard.tasks.images import refuse_labels
 
 SHOWN = 5

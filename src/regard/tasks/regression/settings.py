@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.settings import Augment, Group, ImageData, ImageRunConfig, NoOptions, Transfer, setting
+from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer, setting
+from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 

@@ -95,10 +95,9 @@ class Task(ImageTask):
     def evaluate(self, trained: Estimator, part: str, tick: Any) -> NumberEvaluation:
         return evaluate(trained, self.dataset, self.loader(part), tick)
 
-    def extra_summary(self) -> dict[str, Any]:
+    def extra_summary(self, result: NumberEvaluation) -> dict[str, Any]:
         """What always giving the training mean would score."""
-        values = self.dataset.values[self.job.part(self.tests[0])]
-        errors = np.abs(values - self.mean).mean(0).tolist()
+        errors = np.abs(self.dataset.values[result.index] - self.mean).mean(0).tolist()
         return {"mean_error": dict(zip(self.dataset.columns, errors, strict=True))}
 
     def explain(self, run: Run, trained: Estimator, result: NumberEvaluation, progress: Progress) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 from regard import registry
 from regard.errors import ConfigError
 from regard.languages import looks_parallel
-from regard.settings import Data, Group, RunConfig, setting
+from regard.setting_groups import Data, Group, setting
+from regard.settings import RunConfig
 
 LARGE = 300_000  # pairs
 DECIMALS = {"bleu": 2, "chrf": 2}

@@ -168,7 +168,7 @@ class Task(BaseTask):
     def evaluate(self, trained: Translator, part: str, tick: Any) -> TranslationEvaluation:
         return _evaluate(trained, self.corpus, self.job.part(part), self.loader(part), SearchOptions(), tick)
 
-    def extra_summary(self) -> dict[str, Any]:
+    def extra_summary(self, result: Any) -> dict[str, Any]:
         return {"padding": round(self._training_loader(ALONE).padding, 4)}
 
     def explain(self, run: Run, trained: Translator, result: TranslationEvaluation, progress: Progress) -> None:
