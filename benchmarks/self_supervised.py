@@ -170,15 +170,15 @@ class SelfDistillation(Pretext):
             features.append(self.network(self.views(pixels, self.sides[1], self.local, 0.05, 0.3)).features)
         # The prototypes stay as they are in the first steps, as in the authors' code.
         logs = (self.head(torch.cat(features), fixed=done < 0.02) / 0.1).log_softmax(-1).chunk(2 + self.local)
-        targets = self.targets(large, self.temperature).chunk(2)
+        targets = self.targets(large).chunk(2)
         pairs = [-(t * s).sum(-1).mean() for i, t in enumerate(targets) for j, s in enumerate(logs) if i != j]
         return torch.stack(pairs).mean()
 
     @torch.no_grad()
-    def targets(self, large: Tensor, temperature: float) -> Tensor:
+    def targets(self, large: Tensor) -> Tensor:
         """The teacher's centred and sharpened choice of prototypes; the centre follows."""
         cosines = self.teacher_head(self.teacher(large).features)
-        targets = ((cosines - self.centre) / temperature).softmax(-1)
+        targets = ((cosines - self.centre) / self.temperature).softmax(-1)
         self.centre.lerp_(cosines.mean(0), 0.1)
         mean = targets.mean(0, keepdim=True)
         self.entropies = torch.stack([-(p * p.clamp_min(1e-9).log()).sum(-1).mean() for p in (targets, mean)])
@@ -225,7 +225,7 @@ class MaskedPixels(Pretext):
         return squares.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[0], : grid[1]]
 
 
-def learn(pretext: Pretext, pixels: Tensor, passes: int, options: argparse.Namespace, label: str) -> None:
+def learn(pretext: Pretext, pixels: Tensor, passes: int, options: argparse.Namespace) -> None:
     """So many passes over images that lie on the device, saying how it goes ten times."""
     batch, device = min(options.batch_size, len(pixels)), pixels.device
     optimizers = make_optimizers(pretext, "muon", options.pretrain_lr, options.pretrain_decay)
@@ -249,8 +249,8 @@ def learn(pretext: Pretext, pixels: Tensor, passes: int, options: argparse.Names
             pretext.after_step(step / steps)
             total += loss.detach()
         if number % max(1, passes // 10) == 0 or number == passes:
-            mean, seconds = float(total) / len(batches), time.time() - begun
-            print(f"{label} pass {number} of {passes}, {seconds:.0f} s: loss {mean:.4f}{pretext.note()}", flush=True)
+            at = f"[{options.arm} {options.seed}] pass {number} of {passes}, {time.time() - begun:.0f} s"
+            print(f"{at}: loss {float(total) / len(batches):.4f}{pretext.note()}", flush=True)
 
 
 @torch.no_grad()
@@ -348,18 +348,15 @@ def learn_default(options: argparse.Namespace, setup: Setup, budget: int) -> dic
         pretext = MaskedPixels(network, how)
     pretext.to(device)
     before = neighbours(network, *known, *asked, how)
-    passes, begun, label = options.passes or max(1, round(budget / pretext.cost)), time.time(), label_of(options)
-    learn(pretext, known[0], passes, options, label)
+    passes, begun = options.passes or max(1, round(budget / pretext.cost)), time.time()
+    learn(pretext, known[0], passes, options)
     seconds, kept, path = round(time.time() - begun, 1), pretext.kept(), setup.folder / "first.safetensors"
     after = neighbours(kept, *known, *asked, how)
-    print(f"{label} nearest neighbours, validation: {before:.1%} with random weights, {after:.1%} learnt", flush=True)
+    found = f"{before:.1%} with random weights, {after:.1%} learnt"
+    print(f"[{options.arm} {options.seed}] nearest neighbours, validation: {found}", flush=True)
     names = tuple(map(str, range(classes)))
     save_checkpoint(path, Checkpoint(model, to_dict(kept.config), names, how, {}, kept.state_dict()))
     return {"weights": str(path), "passes": passes, "first_seconds": seconds, "neighbours": [before, after]}
-
-
-def label_of(options: argparse.Namespace) -> str:
-    return f"[{options.arm} {options.seed}]"
 
 
 def key(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
