@@ -39,6 +39,7 @@ def run(name: str, data: str, arm: str, seed: int, jobs: int) -> dict[str, Any]:
     import torch
 
     import regard
+    from regard import registry
     from regard.geometry import per_axis
 
     with tempfile.TemporaryDirectory() as folder:
@@ -53,8 +54,8 @@ def run(name: str, data: str, arm: str, seed: int, jobs: int) -> dict[str, Any]:
         "data": name, "arm": arm, "seed": seed, "split": summary["split"], **summary["figures"]["accuracy"],
         "balanced": summary["figures"]["balanced_accuracy"]["value"], "validation": summary["val_accuracy"],
         "pixels": {key: f["value"] for key, f in summary.get("pixel_baselines", {}).items()},
-        "model": used["model"], "size": per_axis(used["size"], 2, "size"), "parameters": summary["parameters"],
-        "epochs": used["epochs"], "seconds": summary["seconds"], "wall": round(wall, 1), "jobs": jobs,
+        "model": used["model"], "size": list(per_axis(used["size"], len(registry.find(used["model"]).size), "size")), "parameters": summary["parameters"],
+        "epochs": used["epochs"], "seconds": summary["seconds"], "waiting": summary["waiting"], "wall": round(wall, 1), "jobs": jobs,
         "machine": torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads",
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from regard.run.settle import check_settings
 TINY: dict[str, Any] = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
 IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8}
 CHOSEN = {
-    "paper_finetune", "default", "mae", "mae_small", "dates", "regression", "regression_plain", "regression_finetune",
+    "finetune", "default", "mae", "mae_small", "dates", "regression", "regression_plain", "regression_finetune",
 }  # fmt: skip
 """Recipes that are chosen by what is given."""
 RECIPES = [(entry, name) for entry in tasks.TASKS for name in entry.recipes]

@@ -13,7 +13,14 @@ import regard
 from regard.errors import ConfigError
 from regard.networks.resnet.network import Basic
 from regard.tasks.classification.loss import CrossEntropy
-from regard.tasks.small_data import Facts, choose_epochs, choose_model, choose_shape
+from regard.tasks.small_data import (
+    Facts,
+    choose_epochs,
+    choose_finetune_epochs,
+    choose_model,
+    choose_regularisation,
+    choose_shape,
+)
 from regard.training.optim import Muon, make_optimizers
 from tests.training.test_training import quick
 
@@ -38,6 +45,48 @@ def test_few_images_are_seen_more_often_but_many_are_seen_longer():
     assert epochs == sorted(epochs, reverse=True)
     seen = [n * e for n, e in zip(counts, epochs, strict=True)]
     assert seen == sorted(seen)
+
+
+def test_trained_weights_are_trained_for_less_than_random_ones():
+    for n in (50, 1_000, 100_000):
+        for gpu in (True, False):
+            known = Facts(n, (224, 224), gpu)
+            assert 5 <= choose_finetune_epochs(known) < choose_epochs(known)
+
+
+def test_fine_tuning_chooses_length_and_size_from_the_data(tmp_path):
+    for number in range(12):
+        folder = tmp_path / "data" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{number}.png")
+    model = regard.create("vit_nano", classes=3, size=320, patch=32, width=16, heads=2, mlp=16, depth=1)
+    regard.save(model, tmp_path / "large.safetensors")
+    choice = {"weights": tmp_path / "large.safetensors", "explain": 0, "device": "cpu", "quiet": True}
+    run = regard.train(tmp_path / "data", out=tmp_path / "auto", **choice)
+    used = settings_of(run)
+    assert used["size"]["value"] == [224, 224], "weights for 320 pixels, pictures of 40"
+    assert used["epochs"] == {"value": 50, "origin": "auto"}
+    assert "trained weights" in run.read_json("config.json")["why"]
+    asked = settings_of(regard.train(tmp_path / "data", out=tmp_path / "asked", size=320, epochs=1, **choice))
+    assert (asked["size"]["value"], asked["epochs"]) == (320, {"value": 1, "origin": "flag"})
+
+
+def test_a_cpu_trains_without_mixing_and_stochastic_depth(picture_folder, tmp_path):
+    used = settings_of(regard.train(picture_folder, out=tmp_path / "cpu", **tiny()))
+    assert [used[name]["value"] for name in ("mixup", "cutmix", "drop_path")] == [0, 0, 0]
+    asked = settings_of(regard.train(picture_folder, out=tmp_path / "asked", mixup=0.5, **tiny()))
+    assert asked["mixup"] == {"value": 0.5, "origin": "flag"}
+    assert choose_regularisation(Facts(1_000, (32, 32), gpu=True), "vit_nano") == {}
+    assert "drop_path" not in choose_regularisation(Facts(1_000, (32, 32), gpu=False), "mlp_nano")
+
+
+def test_plain_takes_volumes_too(tmp_path):
+    volumes = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 8), dtype=np.uint8)
+    labels = np.arange(16)[:, None] % 2
+    np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
+    run = regard.train(tmp_path / "v.npz", recipe="plain", out=tmp_path / "run", **tiny())
+    assert settings_of(run)["model"] == {"value": "vit3d_nano", "origin": "auto"}
 
 
 def test_the_network_depends_on_size_axes_number_and_machine():

@@ -19,7 +19,7 @@ from regard.data.batch import Batch
 from regard.errors import ConfigError, RegardError
 from regard.networks.base import Network
 from regard.nn.lora import add_lora, merged
-from regard.settings import Transfer
+from regard.setting_groups import Transfer
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.settings import Config
 from regard.training import adapt, layer_numbers, make_optimizers
@@ -78,8 +78,8 @@ def test_a_run_starts_as_the_pretrained_network_with_a_head_of_zeros(pretrained,
     config = settings_of(run)
     assert config["model"]["origin"] == config["depth"]["origin"] == "weights"
     assert (config["width"]["value"], config["depth"]["value"], config["patch"]["value"]) == (32, 3, [8, 8])
-    assert config["recipe"] == {"value": "paper_finetune", "origin": "auto"}
-    assert config["optimizer"] == {"value": "sgd", "origin": "recipe"}
+    assert config["recipe"] == {"value": "finetune", "origin": "auto"}
+    assert config["layer_decay"] == {"value": 0.75, "origin": "recipe"}
 
 
 def test_the_pretraining_normalisation_is_used_not_the_new_data_s(pretrained, picture_folder, tmp_path):
@@ -364,11 +364,22 @@ def test_weights_of_pictures_are_refused_for_volumes(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_lora_and_rates_by_depth_need_a_transformer():
+def test_lora_needs_attention_and_rates_by_depth_need_blocks():
     with pytest.raises(ConfigError, match="changes attention and the model has none"):
         add_lora(nn.Linear(2, 2), 1)
-    with pytest.raises(ConfigError, match="layer_decay counts encoder blocks"):
-        layer_numbers(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="layer_decay counts blocks"):
+        layer_numbers(Network())
+
+
+def test_rates_by_depth_and_freezing_count_a_resnet_s_blocks():
+    model = regard.create("resnet_nano", classes=2)
+    depths = layer_numbers(model)
+    names = ("root.weight", "stages.0.0.conv1.weight", "stages.1.0.norm2.bias", "stages.2.1.conv2.weight", "head.bias")
+    assert [depths[name] for name in names] == [0, 1, 3, 6, 7]
+    adapt(model, Transfer(weights="any", freeze=3))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, depth in depths.items() if depth > 3}
+    assert model.frozen == ("root", "root_norm", "stages.0.0", "stages.0.1", "stages.1.0")
 
 
 def test_what_was_learnt_of_some_digits_helps_with_the_others(tmp_path):

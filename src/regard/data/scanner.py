@@ -26,7 +26,7 @@ from regard.data.source import Files, Source
 from regard.data.workers import signals_held
 from regard.errors import DataError, counted
 
-CACHE_SIDE = 96
+CACHE_SIDE = 512
 GREY = "RGB, all grey"
 """Mode of a grey picture that is stored as colour."""
 GREY_LEVELS = 0.5

@@ -48,7 +48,16 @@ from regard.nn.lora import merged
 from regard.setting_groups import ImageData
 from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
-from regard.tasks.small_data import SMALL_SIDE, Facts, choose_epochs, choose_model, choose_shape
+from regard.tasks.small_data import (
+    SMALL_SIDE,
+    Facts,
+    choose_epochs,
+    choose_finetune_epochs,
+    choose_finetune_size,
+    choose_model,
+    choose_regularisation,
+    choose_shape,
+)
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start
 
@@ -106,7 +115,7 @@ class ImageTask(Task):
     """The recipe for random weights, whose network and length are chosen from the data."""
     plain: ClassVar[str] = ""
     """The recipe that trains a network as published."""
-    plain_small: ClassVar[Mapping[str, Any]] = {
+    plain_small: ClassVar[dict[str, Any]] = {
         "model": "vit_nano", "epochs": 60, "batch_size": 128, "lr": 2e-3, "drop_path": 0.05
     }  # fmt: skip
     """What it has for small pictures."""
@@ -143,7 +152,15 @@ class ImageTask(Task):
     @classmethod
     def start(cls, config: Any, model: str | None, dataset: Any) -> Start | None:
         weights = config.transfer.weights if hasattr(config, "transfer") else None
-        return open_start(weights, cls.outputs(dataset), config.model.fields(), model) if weights else None
+        if not weights:
+            return None
+        fields = config.model.fields()
+        start = open_start(weights, cls.outputs(dataset), fields, model)
+        held = start.checkpoint.config
+        if "size" not in fields and (patch := held.get("patch")) and dataset.sizes:
+            size = choose_finetune_size(tuple(held["size"]), tuple(patch), dataset.sizes.most_common(1)[0][0])
+            start = open_start(weights, cls.outputs(dataset), fields | {"size": size}, model) if size else start
+        return start
 
     @classmethod
     def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
@@ -151,17 +168,21 @@ class ImageTask(Task):
         if recipe is None:
             recipe = cls.finetune if start else cls.from_scratch
         if recipe == cls.plain and not start:
-            return Choice(recipe, cls.plain_small if known.small else {})
+            volumes = {"model": choose_model(known)} if len(known.size) == 3 else {}
+            return Choice(recipe, (cls.plain_small if known.small else {}) | volumes)
+        if recipe == cls.finetune and start:
+            values = {} if "epochs" in asked or "steps" in asked else {"epochs": choose_finetune_epochs(known)}
+            length = f", {counted(values['epochs'], 'epochs')}" if values else ""
+            return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
         if recipe != cls.from_scratch:
-            why = f"{cls.finetune}: the network stays as the weights have it" if start else ""
-            return Choice(recipe, {}, why)
+            return Choice(recipe, {}, f"{recipe}: the network stays as the weights have it" if start else "")
         values: dict[str, Any] = {"epochs": choose_epochs(known)}
         if len(known.size) != 2:
             values["policy"] = "none"
         if start:
             return Choice(recipe, values)
         model = str(asked.get("model") or choose_model(known))
-        values |= {"model": model} | choose_shape(model, asked)
+        values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
         if "model" not in asked and known.small and len(dataset.sizes) == 1:
             values["size"] = known.size
         values = {name: value for name, value in values.items() if name not in asked}

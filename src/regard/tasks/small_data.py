@@ -1,4 +1,4 @@
-"""The default network and length for training from scratch, chosen from the data and the machine. Free of torch.
+"""The defaults that depend on the data and the machine: network, size and length of training. Free of torch.
 
 Measured in benchmarks/results/small_data.md; explained in docs/training.md.
 """
@@ -14,6 +14,8 @@ from regard import registry
 
 SMALL_SIDE = 64
 """Pixels up to which pictures are small."""
+USUAL_SIDE = 224
+"""Pixels that published networks see."""
 MANY_PHOTOS = 50_000
 """Photographs from which the default is a larger network."""
 
@@ -60,6 +62,46 @@ def choose_epochs(facts: Facts) -> int:
     """
     epochs = min(300, max(40, round(6000 / math.sqrt(max(facts.images, 1)))))
     return epochs if facts.gpu else epochs // 2
+
+
+def choose_regularisation(facts: Facts, model: str) -> dict[str, float]:
+    """On a CPU, where small networks are trained for a short time: none of what keeps large ones from memorising.
+
+    >>> choose_regularisation(Facts(1_700, (208, 277), gpu=False), "vit_nano16")
+    {'mixup': 0.0, 'cutmix': 0.0, 'drop_path': 0.0}
+    """
+    if facts.gpu:
+        return {}
+    off = {"mixup": 0.0, "cutmix": 0.0}
+    return off | ({"drop_path": 0.0} if hasattr(registry.config_class(model), "drop_path") else {})
+
+
+def choose_finetune_epochs(facts: Facts) -> int:
+    """From trained weights a quarter of that: there is less to learn, and more to forget.
+
+    >>> [choose_finetune_epochs(Facts(n, (224, 224), gpu=True)) for n in (300, 1_700, 10_000, 50_000)]
+    [87, 36, 15, 7]
+    """
+    epochs = min(100, max(5, round(1500 / math.sqrt(max(facts.images, 1)))))
+    return epochs if facts.gpu else max(5, epochs // 2)
+
+
+def choose_finetune_size(
+    trained: tuple[int, ...], patch: tuple[int, ...], images: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The input size for weights whose own is larger than the images show: 224, or the images' shorter side.
+
+    None if the weights' own size is right. Smaller images are enlarged to it: the weights know objects of that size.
+
+    >>> choose_finetune_size((518, 518), (14, 14), (208, 277)), choose_finetune_size((224, 224), (16, 16), (32, 32))
+    ((224, 224), None)
+    >>> choose_finetune_size((518, 518), (14, 14), (384, 512))
+    (392, 392)
+    """
+    side = max(USUAL_SIDE, min(images))
+    if len(trained) != 2 or len(images) != 2 or min(trained) <= side:
+        return None
+    return tuple(-(-side // each) * each for each in patch)
 
 
 def choose_shape(model: str, asked: Mapping[str, Any]) -> dict[str, Any]:

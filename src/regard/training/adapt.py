@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from regard.errors import ConfigError
 from regard.networks.base import Network
-from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
 from regard.setting_groups import Transfer
 
@@ -43,27 +40,30 @@ def _freeze(model: Network, freeze: int | str) -> None:
         parameter.requires_grad_(name not in stays)
 
 
-def layer_numbers(model: nn.Module) -> dict[str, int]:
+def layer_numbers(model: Network) -> dict[str, int]:
     """The layer number of each parameter: 0 for stem, tokens and positions, then the blocks, then norm and head.
 
     Counted as in BEiT (Bao et al., 2022) and MAE (He et al., 2022).
     """
-    blocks = _blocks(model, "layer_decay")
-    number = {f"{name}.": n for n, name in enumerate(blocks, start=1)}
-    number |= {f"{name}.": len(blocks) + 1 for name in _LAST}
-    return {
-        name: next((n for start, n in number.items() if name.startswith(start)), 0)
-        for name, _ in model.named_parameters()
-    }
+    blocks, number, numbers = _blocks(model, "layer_decay"), 0, dict[str, int]()
+    for name, _ in model.named_parameters():
+        if name.split(".")[0] in _LAST:
+            number = len(blocks) + 1
+        else:  # what lies between two blocks counts with the first of them
+            number = next((n for n, block in enumerate(blocks, start=1) if name.startswith(f"{block}.")), number)
+        numbers[name] = number
+    return numbers
 
 
-def _blocks(model: nn.Module, asking: str) -> list[str]:
-    blocks = [name for name, module in model.named_modules() if isinstance(module, EncoderBlock)]
+def _blocks(model: Network, asking: str) -> list[str]:
+    blocks = [name for name, module in model.named_modules() if isinstance(module, model.BLOCKS)]
     if not blocks:
-        raise ConfigError(f"{asking} counts encoder blocks and the model has none", do="leave it out")
+        raise ConfigError(f"{asking} counts blocks and the model has none", do="leave it out")
     return blocks
 
 
-def _before(model: nn.Module) -> tuple[str, ...]:
+def _before(model: Network) -> tuple[str, ...]:
     """The modules before the first block."""
-    return tuple(name for name, _ in model.named_children() if name not in ("blocks", *_LAST))
+    blocks = _blocks(model, "lora")
+    first = {name.split(".")[0] for name in blocks}
+    return tuple(name for name, _ in model.named_children() if name not in (*first, *_LAST))

@@ -118,10 +118,21 @@ def digits() -> Config:
     return Config.of(model="vit_nano", patch=2, epochs=120, batch_size=32, lr=2e-3, mixup=0.2, crop="shift", flip=False)
 
 
+def finetune() -> Config:
+    """From trained weights on a few hundred to some ten thousand images: the default with --from.
+
+    regard train DATA --from WEIGHTS
+
+    The number of epochs is chosen from the number of images, and the size from theirs (`tasks/small_data.py`).
+    Costs and scores: benchmarks/results/small_data.md.
+    """
+    return Config.of(lr=1e-4, layer_decay=0.75, policy="trivial", drop_path=0.1)
+
+
 def paper_finetune() -> Config:
     """Fine-tuning as in the ViT paper (section 4.1 and Table 4): SGD, cosine, no weight decay, at a larger size.
 
-    regard train DATA --from B_16.npz --size 384 --seeds 3
+    regard train DATA --from B_16.npz --recipe paper_finetune --size 384 --seeds 3
 
     The paper chose the rate for each data set: 0.003, 0.01, 0.03 or 0.06 for ImageNet, 0.001, 0.003, 0.01 or 0.03
     for the others. 0.03 and a warm-up over 5 % of CIFAR's steps are what the authors' code has. The paper counts
@@ -174,5 +185,5 @@ def better_plain() -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    f.__name__: f for f in (default, plain, cifar, digits, paper_finetune, deit3, better_plain)
+    f.__name__: f for f in (default, plain, cifar, digits, finetune, paper_finetune, deit3, better_plain)
 }

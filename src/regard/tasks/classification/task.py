@@ -32,7 +32,7 @@ from regard.weights import Run, open_weights
 class Task(ImageTask):
     name: ClassVar[str] = "classification"
     best: ClassVar[Any] = ("accuracy", "max")
-    from_scratch, plain, finetune = "default", "plain", "paper_finetune"
+    from_scratch, plain, finetune = "default", "plain", "finetune"
     plain_small: ClassVar[Mapping[str, Any]] = {**ImageTask.plain_small, "mixup": 0.2}
 
     @classmethod
