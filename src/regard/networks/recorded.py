@@ -53,10 +53,7 @@ class RecordedSearch:
         limit, length = limits(self.model, source, self.ratio, self.constant)
         with evaluating(self.model):
             if source.shape not in self.searches:
-                while (
-                    len(self.searches) >= SHAPES
-                    or sum(search.state.nbytes() for search, _ in self.searches.values()) > ROOM
-                ):
+                while len(self.searches) >= SHAPES or self._nbytes() > ROOM:
                     del self.searches[next(iter(self.searches))]
                 search = Search(
                     self.model, source, limit, length, beams=self.beams, penalty=self.penalty, best=self.best
@@ -73,7 +70,7 @@ class RecordedSearch:
         return Hypotheses(*(part.clone() for part in search.result()))
 
     def _nbytes(self) -> int:
-        return sum(search.state.nbytes() for search, _ in self.searches.values())
+        return sum(search.nbytes() for search, _ in self.searches.values())
 
     def _recorded(self, search: Search, source: Tensor, limit: Tensor) -> Callable[[], None]:
         for _ in range(WARM):
