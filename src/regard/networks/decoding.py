@@ -94,7 +94,7 @@ def beam_search(
     >>> result.words.shape, bool(result.scores[0, 0] >= result.scores[0, 1])
     (torch.Size([1, 2, 12]), True)
     """
-    check_search(model, beams, penalty, best)
+    check_search(beams, penalty, best)
     limit, length = limits(model, source, ratio, constant)
     with evaluating(model):
         search = Search(model, source, limit, length, beams=beams, penalty=penalty, best=best)
@@ -116,10 +116,10 @@ def beam_search(
     return Hypotheses(words, scores)
 
 
-def check_search(model: Translator, beams: int, penalty: float, best: int) -> None:
+def check_search(beams: int, penalty: float, best: int) -> None:
     """Refuse invalid settings of a search."""
-    if not 1 <= best <= beams or model.config.target_words < 2:
-        raise ConfigError(f"{best} best of {beams} beams cannot be had", do="give beams=4, and best= up to as many")
+    if not 1 <= best <= beams:
+        raise ConfigError(f"best={best} does not fit beams={beams}", do="give beams=4, and best from 1 to beams")
     if penalty < 0:
         raise ConfigError(f"penalty={penalty} would reward short sentences", do="give 0 or more, such as 0.6")
 
