@@ -222,7 +222,7 @@ class Search:
     def _score(self, features: Tensor) -> tuple[Tensor, Tensor | float]:
         """Logits (B, K, V), and what to subtract from them to have log-probabilities.
 
-        A CPU writes both into the memory of the step before: new memory for all words takes a fifth of the search.
+        A CPU writes both into the memory of the step before: allocating it anew takes an eighth of the search.
         """
         if self.logits.dtype != features.dtype or features.device.type != "cpu" or torch.compiler.is_compiling():
             logits = self.model.score(features).float()
