@@ -49,13 +49,14 @@ def run(name: str, data: str, arm: str, seed: int, jobs: int) -> dict[str, Any]:
         summary, config = made.read_json("summary.json"), made.read_json("config.json")
         wall = time.time() - begun
     used = {key: held["value"] for group in config["settings"].values() for key, held in group.items()}
-    gpu = torch.cuda.is_available() and used["device"] != "cpu"
+    gpu, axes = torch.cuda.is_available() and used["device"] != "cpu", len(registry.find(used["model"]).size)
     return {
         "data": name, "arm": arm, "seed": seed, "split": summary["split"], **summary["figures"]["accuracy"],
         "balanced": summary["figures"]["balanced_accuracy"]["value"], "validation": summary["val_accuracy"],
         "pixels": {key: f["value"] for key, f in summary.get("pixel_baselines", {}).items()},
-        "model": used["model"], "size": list(per_axis(used["size"], len(registry.find(used["model"]).size), "size")), "parameters": summary["parameters"],
-        "epochs": used["epochs"], "seconds": summary["seconds"], "waiting": summary["waiting"], "wall": round(wall, 1), "jobs": jobs,
+        "model": used["model"], "size": per_axis(used["size"], axes, "size"), "parameters": summary["parameters"],
+        "epochs": used["epochs"], "seconds": summary["seconds"], "waiting": summary["waiting"], "wall": round(wall, 1),
+        "jobs": jobs,
         "machine": torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads",
     }  # fmt: skip
 

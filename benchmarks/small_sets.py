@@ -4,8 +4,8 @@
     python benchmarks/small_sets.py cats_dogs PETS/ OUT/       # Oxford-IIIT Pet as two classes
     python benchmarks/small_sets.py hippocampus TASK04/ OUT.npz   # needs nibabel
 
-Cells keep BCCD's own lists of training, validation and test images. Hippocampus volumes are labelled by their masks: is the
-anterior part's share of the structure above the median of the training volumes? The network sees the scan only.
+Cells keep BCCD's own lists of training, validation and test images. Hippocampus volumes are labelled by their masks:
+is the anterior part's share of the structure above the median of the training volumes? The network sees the scan only.
 """
 
 import sys

@@ -207,8 +207,8 @@ def test_transfer_is_recorded_and_replayed(tmp_path, settings):
     make_folder(tmp_path / "data", per_class=40, side=96)
     regard.save(regard.create("vit_ti16", classes=3, size=64, depth=3), tmp_path / "own.safetensors")
     run = regard.train(
-        tmp_path / "data", weights=tmp_path / "own.safetensors", recipe="paper_finetune", epochs=8, batch_size=8, explain=0,
-        out=tmp_path / "run", quiet=True, **settings,
+        tmp_path / "data", weights=tmp_path / "own.safetensors", epochs=8, batch_size=8, explain=0,
+        recipe="paper_finetune", out=tmp_path / "run", quiet=True, **settings,
     )  # fmt: skip
     rows = run.read_rows("metrics.csv")
     assert float(rows[-1]["train_loss"]) < 0.5 * float(rows[0]["train_loss"])

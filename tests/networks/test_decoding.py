@@ -235,6 +235,28 @@ def test_a_search_may_begin_again_in_the_same_memory(kind):
     assert before == {name: getattr(search, name).data_ptr() for name in before}
 
 
+@KIND
+def test_a_cpu_writes_the_scores_of_a_step_into_the_memory_of_the_step_before(kind, monkeypatch):
+    model, source = KINDS[kind](), sentences(6, 3, 1, 8)
+    reused = beam_search(model, source, beams=3, best=3, constant=9)
+    with torch.no_grad():
+        search = Search(model, source, torch.full((4,), 9), 9, beams=3, penalty=0.6, best=3)
+        search.advance()
+    torch.testing.assert_close(search.logits.exp().sum(-1), torch.ones(12) - probability_of_padding(model, source))
+    monkeypatch.setattr(Search, "_score", fresh_scores)
+    assert_same(reused, beam_search(model, source, beams=3, best=3, constant=9))
+
+
+def probability_of_padding(model: Translator, source: Tensor) -> Tensor:
+    logits = model(source, torch.full((len(source), 1), START)).logits[:, 0].detach()
+    return logits.softmax(-1)[:, PADDING].repeat_interleave(3)
+
+
+def fresh_scores(search: Search, features: Tensor) -> tuple[Tensor, Tensor]:
+    logits = search.model.score(features)
+    return logits, logits.logsumexp(dim=-1, keepdim=True)
+
+
 def test_a_step_is_one_graph_for_all_words():
     """What a GPU records: nothing is asked back on the way, and no shape changes."""
     model, source = lively(), sentences(6, 3, 1, 8)

@@ -39,13 +39,13 @@ def test_every_batch_gets_the_answer_of_a_search_of_its_own(kind):
 
 
 def test_only_so_many_shapes_are_kept(monkeypatch):
-    monkeypatch.setattr(recorded, "SHAPES", 1)
+    monkeypatch.setattr(recorded, "MAX_SHAPES", 1)
     search = check("transformer_nano", "cpu")
     assert [shape[1] for shape in search.searches] == [5]
 
 
 def test_only_so_much_is_kept(monkeypatch):
-    monkeypatch.setattr(recorded, "ROOM", 1)
+    monkeypatch.setattr(recorded, "MAX_BYTES", 1)
     search = check("transformer_nano", "cpu")
     assert [shape[1] for shape in search.searches] == [5]
     words, depth, width = 5 * 0.5 + 6, 2, 16
@@ -56,7 +56,7 @@ def test_only_so_much_is_kept(monkeypatch):
 
 def test_what_cannot_be_searched_is_refused():
     model = create_translator("transformer_nano", vocabulary=20)
-    with pytest.raises(ConfigError, match="5 best of 3 beams"):
+    with pytest.raises(ConfigError, match="best=5 does not fit beams=3"):
         RecordedSearch(model, beams=3, best=5)
     with pytest.raises(ConfigError, match="reward short sentences"):
         RecordedSearch(model, penalty=-1.0)

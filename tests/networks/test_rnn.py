@@ -178,5 +178,5 @@ def test_an_lstm_begins_by_remembering():
 
 
 def test_an_odd_width_is_refused():
-    with pytest.raises(ConfigError, match="halves"):
+    with pytest.raises(ConfigError, match="width=15 is odd"):
         small(width=15)

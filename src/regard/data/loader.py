@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import signal_handling
 
 from regard.data.augment import to_float
 from regard.data.fitting import CROPS, fit, with_channels
@@ -129,6 +130,7 @@ class Loader:
         self.stacked: ImageBatch | None = None
         self.loader: DataLoader[Any] | None = None
         self.running: Iterator[Any] | None = None
+        self.workers: list[BaseProcess] = []
         self.ahead: tuple[int, int] | None = None
         """Epoch and first sample of the next batch of `running`."""
         fitted = len(index) * images.channels * math.prod(images.size)
@@ -159,6 +161,7 @@ class Loader:
     def close(self) -> None:
         """End the worker processes: a DataLoader ends them when nothing refers to its iterator any more."""
         self.loader = self.running = None
+        self.workers.clear()
 
     def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
         """The epoch's batches from sample `start` on; if images are in memory, `together` batches at once."""
@@ -184,7 +187,9 @@ class Loader:
         try:
             if self.running is None or self.ahead != (epoch, start):
                 self.order.epoch, self.order.start = epoch, start
+                others = multiprocessing.active_children()
                 self.running = _start_workers(self.loader)
+                self.workers += [child for child in multiprocessing.active_children() if child not in others]
             self.ahead = None
             for _ in range(count):
                 batch = next(self.running)
@@ -196,17 +201,13 @@ class Loader:
         except (RuntimeError, OSError, EOFError) as error:  # a broken pipe, too, says that the other end is gone
             if isinstance(error, RuntimeError) and "worker" not in str(error):
                 raise
-            self._kill_workers()
+            for worker in self.workers:  # the others may wait for a lock that the dead one held
+                worker.kill()
             raise DataError(
                 f"a process that loads images died: {str(error).splitlines()[0]}",
                 where=self.images.source.name,
                 do=SPARE,
             ) from None
-
-    def _kill_workers(self) -> None:
-        """Once one has died, the others may wait for a lock that it held."""
-        for worker in getattr(self.running, "_workers", ()):
-            worker.kill()
 
 
 class _Guarded(Dataset[Any]):
@@ -233,13 +234,13 @@ def _collate_or_error(samples: list[Any]) -> ImageBatch | DataError:
 
 def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """The loader's iterator, whose workers are not ended by a signal to the whole group of processes."""
+    on_death = signal.getsignal(signal.SIGCHLD)
     with signals_held():
-        running: Any = iter(loader)
-    if running._worker_pids_set:
-        # By these torch's SIGCHLD handler would raise an error wherever the parent is, even within a step. The death of
-        # a worker is seen when a batch is asked for, where all that was learnt can be saved.
-        signal_handling._remove_worker_pids(id(running))  # pyright: ignore[reportPrivateImportUsage]
-        running._worker_pids_set = False
+        running = iter(loader)
+    if on_death is not None and threading.current_thread() is threading.main_thread():
+        # The first DataLoader sets a handler that raises an error wherever the parent is, even within a step. The death
+        # of a worker is seen when a batch is asked for, where the run can be saved.
+        signal.signal(signal.SIGCHLD, on_death)
     return running
 
 

@@ -14,9 +14,12 @@ from torch import Tensor
 from regard.networks.decoding import Hypotheses, Search, check_search, evaluating, limits, time_to_check
 from regard.networks.translator import Translator
 
-WARM = 3  # ordinary steps before recording: libraries choose their kernels
-SHAPES = 8  # number of source shapes kept, the latest ones; each has its own key-value cache
-ROOM = 2**31  # bytes of all these caches; above it, older shapes are dropped before a new one is added
+WARMUP_STEPS = 3
+"""Ordinary steps before recording, in which libraries choose their kernels."""
+MAX_SHAPES = 8
+"""Number of source shapes kept, the latest ones. Each has its own key-value cache."""
+MAX_BYTES = 2**31
+"""Memory of all kept searches. Above it, the oldest are dropped before a new one is added."""
 
 
 class RecordedSearch:
@@ -41,7 +44,7 @@ class RecordedSearch:
         ratio: float = 1.0,
         constant: int = 50,
     ):
-        check_search(model, beams, penalty, best)
+        check_search(beams, penalty, best)
         self.model, self.beams, self.penalty, self.best = model, beams, penalty, best
         self.ratio, self.constant = ratio, constant
         self.searches: dict[torch.Size, tuple[Search, Callable[[], None]]] = {}
@@ -53,34 +56,31 @@ class RecordedSearch:
         limit, length = limits(self.model, source, self.ratio, self.constant)
         with evaluating(self.model):
             if source.shape not in self.searches:
-                while (
-                    len(self.searches) >= SHAPES
-                    or sum(search.state.nbytes() for search, _ in self.searches.values()) > ROOM
-                ):
+                while len(self.searches) >= MAX_SHAPES or self._nbytes() > MAX_BYTES:
                     del self.searches[next(iter(self.searches))]
                 search = Search(
                     self.model, source, limit, length, beams=self.beams, penalty=self.penalty, best=self.best
                 )
-                play = self._recorded(search, source, limit) if source.is_cuda else search.advance
-                self.searches[source.shape] = search, play
-            search, play = self.searches[source.shape]
+                advance = self._recorded(search, source, limit) if source.is_cuda else search.advance
+                self.searches[source.shape] = search, advance
+            search, advance = self.searches[source.shape]
             search.restart(source, limit)
             for n in range(length):
-                play()
+                advance()
                 if time_to_check(n, source) and bool(search.done.all()):
                     break
         # The next batch overwrites the memory of the search.
         return Hypotheses(*(part.clone() for part in search.result()))
 
     def _nbytes(self) -> int:
-        return sum(search.state.nbytes() for search, _ in self.searches.values())
+        return sum(search.nbytes() for search, _ in self.searches.values())
 
     def _recorded(self, search: Search, source: Tensor, limit: Tensor) -> Callable[[], None]:
-        for _ in range(WARM):
+        for _ in range(WARMUP_STEPS):
             search.advance()
-            search.restart(source, limit)  # the length limit may be lower than WARM
+            search.restart(source, limit)  # the length limit may be lower than WARMUP_STEPS
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             search.advance()
-        self.pool = graph.pool()  # one runs at a time
+        self.pool = graph.pool()  # shared, because only one graph runs at a time
         return graph.replay

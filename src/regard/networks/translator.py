@@ -112,10 +112,14 @@ class Translator(Network):
         features = self.decode(target, memory)
         return Translation(self.score(features), features, memory.words)
 
-    def score(self, features: Tensor) -> Tensor:
-        """Logits (…, V) from features (…, width)."""
+    def score(self, features: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits (…, V) from features (…, width). They are written to `out` (rows, V) if given; without gradients."""
         matrix = self.embedding.weight if self.output is None else self.output.weight
-        return F.linear(features, matrix, self.output_bias)
+        if out is None:
+            return F.linear(features, matrix, self.output_bias)
+        bias = matrix.new_zeros(1) if self.output_bias is None else self.output_bias
+        torch.addmm(bias, features.flatten(0, -2), matrix.mT, out=out)
+        return out.view(*features.shape[:-1], out.shape[-1])
 
     def mask(self, source: Tensor) -> Tensor:
         """(B, S), true where there is a word."""

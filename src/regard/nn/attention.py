@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from regard.errors import RegardError, did_you_mean
 
+_BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _TAPES: ContextVar[tuple[Tape, ...]] = ContextVar("regard_tapes", default=())
 
 
@@ -342,8 +344,11 @@ class _Hook:
 
 
 def _in_backward() -> bool:
-    """Whether a backward pass is under way in this thread. torch has no public form of it; its checkpoints ask so."""
-    return torch._C._current_graph_task_id() != -1
+    """Whether one of torch's functions for a backward pass has called this, directly or not.
+
+    torch has no public function that tells. On a GPU the backward pass has its own threads, which have no tape.
+    """
+    return any(frame.f_code in _BACKWARD for frame, _ in walk_stack(None))
 
 
 _EAGER_LOCK = Lock()

@@ -6,7 +6,7 @@ from regard.weights.convert import convert
 from regard.weights.load import find_file, identify, name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, find_run, seen_samples, to_csv, to_json, write_text
-from regard.weights.seq2seq import read_torch, save_marian, write_torch
+from regard.weights.seq2seq import save_marian
 from regard.weights.transfer import Start, open_start
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "name_of",
     "open_start",
     "open_weights",
-    "read_torch",
     "save_checkpoint",
     "save_marian",
     "seen_samples",
@@ -30,5 +29,4 @@ __all__ = [
     "to_json",
     "write_aside",
     "write_text",
-    "write_torch",
 ]

@@ -74,10 +74,8 @@ def open_file(path: Path) -> Opened:
         values, metadata = _read(path)
     tensors, left = _unwrap(values, path)
     settings = _beside(path, "config.json")
-    settings = (
-        settings if {"model_type", "pretrained_cfg", "architecture"} & set(settings) else {}
-    )  # another config.json is none of it
-    settings = settings or _in_header(metadata, "settings", path)
+    if not {"model_type", "pretrained_cfg", "architecture"} & settings.keys():  # not a model's config.json
+        settings = _in_header(metadata, "settings", path)
     preprocessor = _beside(path, "preprocessor_config.json") or _in_header(metadata, "preprocessor", path)
     return Opened(path, tensors, metadata, settings, preprocessor, left)
 

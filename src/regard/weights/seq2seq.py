@@ -1,7 +1,7 @@
-"""Translators in others' names: transformers' Marian, which Opus-MT models are stored as, and torch.nn.Transformer.
+"""Weights of transformers' Marian, the format of Opus-MT models, as ours and back.
 
-Marian is the paper's Transformer with a bias on the output, swish for ReLU and the sines of positions before their
-cosines; a target begins with padding. torch.nn.Transformer is the two stacks alone, and has a norm after each.
+Marian is the paper's Transformer with a bias on the output, swish instead of ReLU, and the sines of positions before
+their cosines. A target begins with padding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regard.weights.notes import Notes, mismatch
 from regard.weights.run import to_json, write_text
 
 EPS = 1e-5
-"""Of every LayerNorm of theirs: neither says it anywhere."""
+"""Of every LayerNorm; a config.json does not say it."""
 MARIAN_MODEL = "transformer_base"
 """The name its checkpoints go by; the config says every field."""
 ONE_ROW = Shape(lambda t: t.flatten(), lambda t, _: t[None])  # (1, N) and (N,)
@@ -64,32 +64,6 @@ MARIAN = {
 }
 COPIES = {"shared": {_SOURCE: _SHARED, _TARGET: _SHARED, _OUTPUT: _SHARED}, "tied": {_OUTPUT: _TARGET}, "separate": {}}
 """Tensors that a file may hold twice, and the one that each must equal."""
-
-
-def _torch_block(ours: str, theirs: str) -> tuple[Row, ...]:
-    return (
-        Row(f"{ours}.attention.qkv.weight", f"{theirs}.self_attn.in_proj_weight"),
-        Row(f"{ours}.attention.qkv.bias", f"{theirs}.self_attn.in_proj_bias"),
-        *both(f"{ours}.attention.out", f"{theirs}.self_attn.out_proj"),
-        *both(f"{ours}.mlp.up", f"{theirs}.linear1"),
-        *both(f"{ours}.mlp.down", f"{theirs}.linear2"),
-        *both(f"{ours}.norm{{c}}", f"{theirs}.norm{{c}}"),
-    )
-
-
-TORCH = Format(
-    "torch.nn.Transformer",
-    (
-        *_torch_block("encoder.{n}", "encoder.layers.{n}"),
-        *_torch_block("decoder.{n}", "decoder.layers.{n}"),
-        Row("decoder.{n}.cross.qkv.weight", "decoder.layers.{n}.multihead_attn.in_proj_weight"),
-        Row("decoder.{n}.cross.qkv.bias", "decoder.layers.{n}.multihead_attn.in_proj_bias"),
-        *both("decoder.{n}.cross.out", "decoder.layers.{n}.multihead_attn.out_proj"),
-        *both("encoder_norm", "encoder.norm"),
-        *both("decoder_norm", "decoder.norm"),
-    ),
-    (),
-)
 
 
 def read_marian(opened: Opened, name: str | None, notes: Notes) -> Checkpoint:
@@ -201,9 +175,8 @@ def _read_marian(
         name = f"model.{side}.embed_positions.weight"
         if name in held:
             table = held.pop(name).float()
-            if table.ndim != 2 or not torch.allclose(
-                table, word_table("halves", *table.shape), atol=2e-3
-            ):  # of 16 bits, perhaps
+            # The file may be of 16 bits, hence the tolerance.
+            if table.ndim != 2 or not torch.allclose(table, word_table("halves", *table.shape), atol=2e-3):
                 raise mismatch([f"{name}: not the sinusoids they should be"], where)
             notes.leave(name, table, why=": sinusoids, made anew")
     return _read(MARIAN[config.embeddings], held, config, where)
@@ -219,10 +192,15 @@ def write_marian(model: Transformer) -> dict[str, Tensor]:
             raise ConfigError(what, do=f"they are always {value!r}; build and train the model so")
     if config.final_norm:
         raise ConfigError("marian weights cannot represent final_norm=True", do="build and train the model without")
-    _require_even_parts(config, "marian")
+    if {config.key_width, config.value_width} - {None, config.width // config.heads}:
+        raise ConfigError("marian weights cannot represent keys or values of other sizes than width / heads")
     if not config.output_bias:
         state["output_bias"] = torch.zeros(config.target_words)
-    return _write(MARIAN[config.embeddings], state)
+    state = {name: tensor.detach().cpu().float() for name, tensor in state.items()}
+    tensors, unknown = MARIAN[config.embeddings].write(state, None)
+    if unknown:
+        raise ConfigError(f"marian weights have no name for {unknown[0]}")
+    return tensors
 
 
 def save_marian(model: Transformer, folder: str | Path) -> Path:
@@ -233,41 +211,14 @@ def save_marian(model: Transformer, folder: str | Path) -> Path:
     return folder
 
 
-def read_torch(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
-    """Put the weights of a torch.nn.Transformer into the stacks of ours, built with eps=1e-5 and a final_norm."""
-    stacks = _read(TORCH, tensors, model.config)
-    model.load_state_dict(_words(model) | stacks)
-
-
-def write_torch(model: Transformer) -> dict[str, Tensor]:
-    """The stacks in the names of torch.nn.Transformer; embeddings and output it has none of."""
-    _require_even_parts(model.config, TORCH.name)
-    words = _words(model)
-    return _write(TORCH, {name: tensor for name, tensor in model.state_dict().items() if name not in words})
-
-
-def _words(model: Transformer) -> dict[str, Tensor]:
-    """What is no part of the stacks."""
-    own = ("embedding.", "source_embedding.", "output.", "output_bias", "positions.", "source_positions.")
-    return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
-
-
-def _require_even_parts(config: TransformerConfig, theirs: str) -> None:
-    if {config.key_width, config.value_width} - {None, config.width // config.heads}:
-        raise ConfigError(f"{theirs} cannot represent keys or values of other sizes than width / heads")
-
-
-def _read(
-    format: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object = None
-) -> dict[str, Tensor]:
-    """Ours of theirs, if they are all of the model and nothing else."""
+def _read(format: Format, tensors: Mapping[str, Tensor], config: TransformerConfig, where: Path) -> dict[str, Tensor]:
+    """Our state dict from their tensors; an error if any is missing, unknown or of another shape."""
     if config.block_count > len(tensors):
         raise RunError("its config.json and its weights do not fit together: it has more blocks", where=where)
     state, unknown = format.read(tensors)
     with torch.device("meta"):
         model = Transformer(config)
-    words = _words(model) if format is TORCH else {}
-    own = {key: tensor.shape for key, tensor in model.state_dict().items() if key not in words}
+    own = {key: tensor.shape for key, tensor in model.state_dict().items()}
     differ = [f"{name}: not in the file" for key in own for name in format.names_of(key) if name not in tensors]
     differ += [f"{name}: not in the model" for name in unknown if name in tensors]
     differ += [f"{name}: not in the model" for key in state if key not in own for name in format.names_of(key)]
@@ -279,10 +230,3 @@ def _read(
     if differ:
         raise mismatch(differ, where)
     return {key: tensor.float() for key, tensor in state.items()}
-
-
-def _write(format: Format, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    tensors, unknown = format.write({name: tensor.detach().cpu().float() for name, tensor in state.items()}, None)
-    if unknown:
-        raise ConfigError(f"{format.name} has no name for {unknown[0]}")
-    return tensors

@@ -62,24 +62,24 @@ class Bidirectional(nn.Module):
 
         The backward direction starts at the last word, not in the padding. Padding has no effect on the states.
         """
-        order = torch.arange(words.shape[1], device=words.device)
-        back = lengths[:, None] - 1 - order
-        back = torch.where(back < 0, order, back)[:, :, None]  # padding keeps its position
-        ahead = self.forwards(words)[0]
-        behind = self.backwards(words.gather(1, back.expand_as(words)))[0]
-        last = torch.cat([_at(ahead, lengths), _at(behind, lengths)], dim=-1)
-        states = torch.cat([ahead, behind.gather(1, back.expand_as(behind))], dim=-1)
+        index = torch.arange(words.shape[1], device=words.device)
+        reverse = lengths[:, None] - 1 - index
+        reverse = torch.where(reverse < 0, index, reverse)[:, :, None]  # padding keeps its position
+        forward = self.forwards(words)[0]
+        backward = self.backwards(words.gather(1, reverse.expand_as(words)))[0]
+        last = torch.cat([_last(forward, lengths), _last(backward, lengths)], dim=-1)
+        states = torch.cat([forward, backward.gather(1, reverse.expand_as(backward))], dim=-1)
         return states, last
 
 
-def _at(states: Tensor, lengths: Tensor) -> Tensor:
+def _last(states: Tensor, lengths: Tensor) -> Tensor:
     """The state (B, width) at the last word of each sentence."""
     index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
     return states.gather(1, index)[:, 0]
 
 
 class RNN(Translator):
-    """A recurrent encoder and decoder: scores of each next word.
+    """A recurrent encoder and decoder: logits of each next word of the target.
 
     >>> model = RNN(RNNConfig(vocabulary=50, width=32, depth=2))
     >>> source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]])
@@ -93,7 +93,9 @@ class RNN(Translator):
         super().__init__(config)
         width, cell = config.width, CELLS[config.cell]
         if width % 2:
-            raise ConfigError(f"a width of {width} has no halves", do="give an even width")
+            raise ConfigError(
+                f"width={width} is odd; each direction of the encoder has half of it", do="give an even width"
+            )
         self.drop = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(Bidirectional(cell, width) for _ in range(config.depth))
         self.decoder = nn.ModuleList(cell(width, width, batch_first=True) for _ in range(config.depth))

@@ -23,7 +23,7 @@ from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, KeyValueCache, Mu
 
 
 class Transformer(Translator):
-    """Sentences in, scores of each next word out.
+    """Encoder and decoder: logits of each next word of the target, from source and target sentences.
 
     >>> model = Transformer(TransformerConfig(vocabulary=50, width=32, depth=2, heads=4, mlp=64))
     >>> source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]])
@@ -89,17 +89,17 @@ class Transformer(Translator):
     def begin(self, memory: Memory, beams: int, length: int) -> State:
         source = [part for block in self.decoder for part in block.cross.project_keys_values(memory.words)]  # pyright: ignore
         # Created from the source's keys and values, to have their sizes and the dtype that autocast chose.
-        room = (len(memory.words), length, beams, self.config.heads)
-        past = [part.new_zeros(*room, part.shape[-1]) for part in source]
+        shape = (len(memory.words), length, beams, self.config.heads)
+        past = [part.new_zeros(*shape, part.shape[-1]) for part in source]
         at = torch.zeros((), dtype=torch.long, device=memory.words.device)
         writer = at.new_zeros(length, len(memory.words) * beams)  # the beam that wrote each word of a beam's sentence
-        places = self.positions.rows(length).to(memory.words.dtype)
-        return State(at, (writer,), (memory.mask[:, None, None], *past, *source), (places,))
+        positions = self.positions.rows(length).to(memory.words.dtype)
+        return State(at, (writer,), (memory.mask[:, None, None], *past, *source), (positions,))
 
     def step(self, words: Tensor, state: State) -> Tensor:
-        (writer,), (mask, *cached), (places,) = state.per_beam, state.per_sentence, state.shared
+        (writer,), (mask, *cached), (positions,) = state.per_beam, state.per_sentence, state.shared
         past, source = cached[: len(cached) // 2], cached[len(cached) // 2 :]
-        x = self.embedding(words) * self.config.width**0.5 + places.index_select(0, state.at.view(1))
+        x = self.embedding(words) * self.config.width**0.5 + positions.index_select(0, state.at.view(1))
         beams = torch.arange(past[0].shape[2], device=words.device)
         writer.index_copy_(0, state.at.view(1), beams.repeat(1, len(words)))
         count = state.length()
@@ -109,8 +109,8 @@ class Transformer(Translator):
             beam_mask &= (torch.arange(len(writer), device=words.device) <= state.at)[:, None]
         beam_mask = beam_mask.flatten(2)[:, None]
         for n, block in enumerate(self.decoder):
-            two = slice(2 * n, 2 * n + 2)
-            x = block.step(x, KeyValueCache(*past[two], *source[two]), state.at, beam_mask, mask)  # pyright: ignore[reportCallIssue]
+            pair = slice(2 * n, 2 * n + 2)  # keys and values of this block
+            x = block.step(x, KeyValueCache(*past[pair], *source[pair]), state.at, beam_mask, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.decoder_norm(x)
 
