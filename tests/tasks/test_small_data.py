@@ -68,6 +68,8 @@ def test_fine_tuning_chooses_length_and_size_from_the_data(tmp_path):
     assert used["size"]["value"] == [224, 224], "weights for 320 pixels, pictures of 40"
     assert used["epochs"] == {"value": 50, "origin": "auto"}
     assert "trained weights" in run.read_json("config.json")["why"]
+    head = settings_of(regard.train(tmp_path / "data", out=tmp_path / "head", freeze="all", epochs=1, **choice))
+    assert head["lr"]["value"] > used["lr"]["value"], "a head alone can learn faster"
     asked = settings_of(regard.train(tmp_path / "data", out=tmp_path / "asked", size=320, epochs=1, **choice))
     assert (asked["size"]["value"], asked["epochs"]) == (320, {"value": 1, "origin": "flag"})
 

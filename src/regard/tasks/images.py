@@ -61,6 +61,8 @@ from regard.tasks.small_data import (
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start
 
+FEW_WEIGHTS_LR = 1e-3
+"""Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
 FEW = 5000
 """Small pictures up to which no processes load them."""
 EVAL_BATCH_PIXELS = 2**22
@@ -171,12 +173,14 @@ class ImageTask(Task):
             volumes = {"model": choose_model(known)} if len(known.size) == 3 else {}
             return Choice(recipe, (cls.plain_small if known.small else {}) | volumes)
         if recipe == cls.finetune and start:
-            values = {} if "epochs" in asked or "steps" in asked else {"epochs": choose_finetune_epochs(known)}
-            length = f", {counted(values['epochs'], 'epochs')}" if values else ""
+            values: dict[str, Any] = {"epochs": choose_finetune_epochs(known)}
+            if asked.get("freeze") == "all" or asked.get("lora"):
+                values["lr"] = FEW_WEIGHTS_LR
+            length = "" if "epochs" in asked else f", {counted(values['epochs'], 'epochs')}"
             return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
         if recipe != cls.from_scratch:
             return Choice(recipe, {}, f"{recipe}: the network stays as the weights have it" if start else "")
-        values: dict[str, Any] = {"epochs": choose_epochs(known)}
+        values = {"epochs": choose_epochs(known)}
         if len(known.size) != 2:
             values["policy"] = "none"
         if start:
