@@ -117,7 +117,7 @@ class ImageTask(Task):
     """The recipe for random weights, whose network and length are chosen from the data."""
     plain: ClassVar[str] = ""
     """The recipe that trains a network as published."""
-    plain_small: ClassVar[dict[str, Any]] = {
+    plain_small: ClassVar[Mapping[str, Any]] = {
         "model": "vit_nano", "epochs": 60, "batch_size": 128, "lr": 2e-3, "drop_path": 0.05
     }  # fmt: skip
     """What it has for small pictures."""
@@ -171,7 +171,7 @@ class ImageTask(Task):
             recipe = cls.finetune if start else cls.from_scratch
         if recipe == cls.plain and not start:
             volumes = {"model": choose_model(known)} if len(known.size) == 3 else {}
-            return Choice(recipe, (cls.plain_small if known.small else {}) | volumes)
+            return Choice(recipe, {**(cls.plain_small if known.small else {}), **volumes})
         if recipe == cls.finetune and start:
             values: dict[str, Any] = {"epochs": choose_finetune_epochs(known)}
             if asked.get("freeze") == "all" or asked.get("lora"):
