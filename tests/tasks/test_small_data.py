@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import regard
+from regard import tasks
 from regard.errors import ConfigError
 from regard.networks.resnet.network import Basic
 from regard.tasks.classification.loss import CrossEntropy
@@ -149,7 +150,9 @@ def test_weights_keep_their_network_whatever_the_defaults_are(picture_folder, tm
 def test_a_resnet_has_the_same_recipe(picture_folder, tmp_path):
     used = settings_of(quick(picture_folder, tmp_path / "run", model="resnet_nano", epochs=1, depth=None))
     names = ("optimizer", "lr", "policy", "mixup", "cutmix", "drop_path")
-    assert [used[name]["value"] for name in names] == ["muon", 2e-3, "trivial", 0.2, 1.0, 0.2]
+    assert [used[name]["value"] for name in names] == ["muon", 2e-3, "trivial", 0.0, 0.0, 0.0]
+    recipe = tasks.find("classification").recipes["default"]().flat()
+    assert [recipe[name] for name in names] == ["muon", 2e-3, "trivial", 0.2, 1.0, 0.2], "with a GPU"
 
 
 def test_muon_updates_the_kernels_of_a_residual_stem():
