@@ -93,6 +93,29 @@ class TokenMap:
         return field.sum(tuple(range(2, field.ndim, 2))).reshape(*batch, self.places)
 
 
+@dataclass(frozen=True)
+class AttentionStep:
+    """One attention layer of a network's flow of tokens: which tokens mix."""
+
+    layer: str
+    """Its name on the tape."""
+    stream: str = "tokens"
+    reads: str | None = None
+    """The stream of its keys, if that is another one (cross-attention)."""
+    windows: Tensor | None = None
+    """(windows, slots): the token, in raster order, in each slot as attention sees them; -1 is padding. None: one
+    window, the whole sequence."""
+
+
+@dataclass(frozen=True)
+class MergeStep:
+    """Neighbouring tokens become one."""
+
+    children: Tensor
+    """(tokens after, 2^axes): the tokens before that each is made of; -1 is padding."""
+    stream: str = "tokens"
+
+
 def fitting_window(old: tuple[int, ...], size: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """(start, length) on each axis of the largest centred part of `old` with the proportions of `size`.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.geometry import TokenMap
+from regard.geometry import AttentionStep, MergeStep, TokenMap
 
 
 class Output(NamedTuple):
@@ -68,4 +68,12 @@ class Network(nn.Module):
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """The box of each token on an input of this size (default: the configured size)."""
+        raise NotImplementedError
+
+    def input_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        """The box of each token of the first stage."""
+        return self.token_map(size)
+
+    def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep | MergeStep, ...]:
+        """How tokens mix and merge from the first stage's to the last's, in the order of the forward pass."""
         raise NotImplementedError
