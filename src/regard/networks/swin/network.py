@@ -106,7 +106,7 @@ class Swin(Network):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
-        """x (B, channels, *size), of any size. Tokens come normalised. `class_token_only` has no effect: there is none."""
+        """x (B, channels, *size), of any size. Tokens come normalised. `class_token_only` has no effect."""
         if x.ndim != 2 + len(self.config.patch) or x.shape[1] != self.config.channels:
             raise ConfigError(
                 f"an input of shape {tuple(x.shape)} does not fit: "
