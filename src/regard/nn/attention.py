@@ -37,8 +37,9 @@ def attend(
     """Scaled dot-product attention of queries (B, H, Q, D), keys (B, H, K, D) and values (B, H, K, E): (B, H, Q, E).
 
     `scale` is 1/√D unless given. `mask` is true where a query may attend. `bias` is added to the scaled
-    scores. Both broadcast to (B, H, Q, K). `causal` lets query i attend to keys 0 to i, itself included.
-    A query with no allowed key gives zeros. Runs the fused kernel; see `capture` for the weights.
+    scores. Both broadcast to (B, H, Q, K); fewer than B entries of the batch repeat, as windows of each image do.
+    `causal` lets query i attend to keys 0 to i, itself included. A query with no allowed key gives zeros.
+    Runs the fused kernel; see `capture` for the weights.
 
     >>> q, k = torch.tensor([[0.2, 0.9, 0.0]]), torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0]])
     >>> attend(q, k, k, scale=1.0)
@@ -101,8 +102,12 @@ def _limits(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor | None:
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask = past if mask is None else mask & past
     if bias is None or mask is None:
-        return mask if bias is None else bias
-    return bias.masked_fill(~mask, float("-inf"))
+        limits = mask if bias is None else bias
+    else:
+        limits = bias.masked_fill(~mask, float("-inf"))
+    if limits is None or limits.ndim < q.ndim or limits.shape[0] in (1, q.shape[0]):
+        return limits
+    return limits.repeat(q.shape[0] // limits.shape[0], *[1] * (limits.ndim - 1))
 
 
 def _softmax(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor:
