@@ -82,16 +82,15 @@ def test_attention_distance_matches_hand_arithmetic():
     itself = torch.eye(4, dtype=torch.float64)
     tape = tape_of(torch.stack([one, itself]).clamp_min(1e-30))
     expected = torch.tensor([[(4 + 1.6 + 3) / 3, 0.0]])
-    torch.testing.assert_close(attention_distance(tape, where), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.stack(attention_distance(tape, where)), expected, atol=1e-5, rtol=0)
 
 
 def test_uniform_attention_has_the_uniform_distance():
     where = TokenMap((2, 3), (4, 8), (8, 24))
     even = torch.full((6, 6), 1 / 6, dtype=torch.float64)
-    assert distances(where)[0, 5] == math.hypot(4, 16)
-    torch.testing.assert_close(
-        attention_distance(tape_of(even), where), distances(where).mean().float().reshape(1, 1), atol=1e-5, rtol=0
-    )
+    assert distances(where)[0, 0, 5] == math.hypot(4, 16)
+    (reach,) = attention_distance(tape_of(even), where)
+    torch.testing.assert_close(reach, distances(where).mean().float().reshape(1), atol=1e-5, rtol=0)
 
 
 def test_a_map_that_does_not_fit_the_tape_is_named():
@@ -106,7 +105,7 @@ def test_norms_are_those_of_the_tokens_after_each_block():
         after_one = model.blocks[0](model.embed(x))
         after_two = model.blocks[1](after_one)
     found = token_norms(model, x)
-    torch.testing.assert_close(found.norms, torch.stack([after_one.norm(dim=-1), after_two.norm(dim=-1)]))
+    torch.testing.assert_close(found.norms, (after_one.norm(dim=-1), after_two.norm(dim=-1)))
     assert not model.blocks[0]._forward_hooks
 
 

@@ -10,6 +10,7 @@ from regard.nn import EncoderBlock
 from regard.nn.lora import add_lora
 from regard.settings import Transfer
 
+_STACKS = ("blocks", "stages")  # modules that hold the blocks
 _LAST = ("norm", "head")  # modules after the blocks
 
 
@@ -46,15 +47,18 @@ def _freeze(model: Network, freeze: int | str) -> None:
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """The layer number of each parameter: 0 for stem, tokens and positions, then the blocks, then norm and head.
 
-    Counted as in BEiT (Bao et al., 2022) and MAE (He et al., 2022).
+    Counted as in BEiT (Bao et al., 2022) and MAE (He et al., 2022). A merge after a block counts with it, as in SimMIM
+    (Xie et al., 2022).
     """
     blocks = _blocks(model, "layer_decay")
     number = {f"{name}.": n for n, name in enumerate(blocks, start=1)}
     number |= {f"{name}.": len(blocks) + 1 for name in _LAST}
-    return {
-        name: next((n for start, n in number.items() if name.startswith(start)), 0)
-        for name, _ in model.named_parameters()
-    }
+    numbers: dict[str, int] = {}
+    before = 0
+    for name, _ in model.named_parameters():
+        between = before if name.startswith(_STACKS) else 0
+        before = numbers[name] = next((n for start, n in number.items() if name.startswith(start)), between)
+    return numbers
 
 
 def _blocks(model: nn.Module, asking: str) -> list[str]:
@@ -66,4 +70,4 @@ def _blocks(model: nn.Module, asking: str) -> list[str]:
 
 def _before(model: nn.Module) -> tuple[str, ...]:
     """The modules before the first block."""
-    return tuple(name for name, _ in model.named_children() if name not in ("blocks", *_LAST))
+    return tuple(name for name, _ in model.named_children() if name not in (*_STACKS, *_LAST))

@@ -146,12 +146,13 @@ def _size(
         first = min(masks, key=lambda key: int(key.split(".")[1]))
         side, stage = math.isqrt(len(masks[first])), int(first.split(".")[1])
         return tuple(side * each * 2**stage * patch for each, patch in zip(config.window, config.patch, strict=True))
+    windows = [config.fit_window(grid)[0] for grid in config.grids(_two(asked, "size"))] if asked else []
+    if asked and (min(rows) == max(rows) or [_rows(window) for window in windows] == rows):
+        return _two(asked, "size")
     for stage, count in enumerate(rows):
         if count < max(rows):
             side = (math.isqrt(count) + 1) // 2
             return tuple(side * 2**stage * patch for patch in config.patch)
-    if asked:
-        return _two(asked, "size")
     cell = [2 ** (len(config.depths) - 1) * patch for patch in config.patch]
     size = tuple(each * side for each, side in zip(config.window, cell, strict=True))
     notes.assumed.append(f"its pictures are of {size[0]} × {size[1]}, one window in the last stage: no file says")
