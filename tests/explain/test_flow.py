@@ -104,6 +104,7 @@ def brute_force(model: Network, kept: list[Tensor], method: str, sample: int) ->
             if method.startswith("rollout"):
                 weights = weights.detach()[mine].mean(1)
             else:
+                assert weights.grad is not None
                 weights = (weights.grad * weights).detach()[mine].clamp_min(0).mean(1)
             if method == "gradient_rollout":
                 total = weights.sum(-1, keepdim=True)
@@ -150,7 +151,7 @@ def test_masked_pairs_have_exactly_zero_weight(name, size):
     _, _, case = network(name, size)
     tape, maps, masked = case.tape(), flow.stage_maps(case.flow, case.first), 0
     for step in case.flow:
-        if not isinstance(step, AttentionStep):
+        if not isinstance(step, AttentionStep) or step.windows is None:
             continue
         at = torch.tensor(places(maps[step.layer].grid))[step.windows]  # (windows, slots, axes)
         apart = (at[:, :, None] - at[:, None]).abs().amax(-1) >= case.model.config.window[0]
@@ -170,6 +171,7 @@ def test_the_maps_of_the_stages_are_the_networks_own(name, size):
     assert case.stages[0] == model.input_map(size)
     assert case.stages[-1] == model.token_map(size)
     for step, where in zip([s for s in case.flow if isinstance(s, AttentionStep)], case.stages, strict=True):
+        assert step.windows is not None
         assert sorted(step.windows[step.windows >= 0].tolist()) == list(range(where.places))
 
 

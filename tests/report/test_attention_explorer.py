@@ -83,9 +83,10 @@ def test_stored_weights_are_exact_to_half_a_255th_of_the_rows_largest(name, size
 
 def full_attention(model, tape: Tape, size: tuple[int, ...], layer: int, head: int | None) -> torch.Tensor:
     """(tokens, tokens) of a layer with windows: zero between windows, padding left out."""
-    step = [step for step in model.token_flow(size) if isinstance(step, AttentionStep)][layer]
-    weights = torch.zeros(int(step.windows.max()) + 1, int(step.windows.max()) + 1)
-    for tokens, window in zip(step.windows, tape.attention(layer, head), strict=True):
+    windows = [step.windows for step in model.token_flow(size) if isinstance(step, AttentionStep)][layer]
+    assert windows is not None
+    weights = torch.zeros(int(windows.max()) + 1, int(windows.max()) + 1)
+    for tokens, window in zip(windows, tape.attention(layer, head), strict=True):
         real = tokens >= 0
         weights[tokens[real][:, None], tokens[real]] = window[real][:, real]
     return weights
