@@ -121,8 +121,8 @@ def _biases(ax: Any, tables: Sequence[Tensor]) -> None:
     """A tile per layer and head: the bias by the offset of query to key, none in the middle."""
     planes = [table if table.ndim < 4 else table[:, table.shape[1] // 2] for table in tables]  # of volumes, one plane
     planes = [plane if plane.ndim == 3 else plane[:, None] for plane in planes]
-    side, most = planes[0].shape[1:], max(map(len, planes))
-    layers, heads = (np.linspace(0, n - 1, min(n, TILES)).round().astype(int) for n in (len(planes), most))
+    side, heads = planes[0].shape[1:], range(min(TILES, max(map(len, planes))))
+    layers = np.linspace(0, len(planes) - 1, min(len(planes), TILES)).round().astype(int)
     empty = np.full((*side, 1), np.nan)
     rows = [[planes[n][h].numpy()[..., None] if h < len(planes[n]) else empty for h in heads] for n in layers]
     picture = tiles(rows, blank=np.nan)[..., 0]
