@@ -44,9 +44,9 @@ class Method(NamedTuple):
 
     function: Callable[..., Tensor | Attribution]
     reads: Literal["attention", "gradients", "model"]
-    tokens: Literal["first", "last", "layer"]
-    """Which tokens it gives values to: those of the first or last stage, or of the layer that was asked for."""
     options: tuple[str, ...] = ()
+    tokens: Literal["first", "last", "layer"] = "last"
+    """Which tokens it gives values to: those of the first or last stage, or of the layer that was asked for."""
 
     def __call__(self, case: Case, **options: Any) -> Attribution:
         """One value for each placed token: (places,)."""
@@ -68,13 +68,13 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
-    "attention": Method(methods.raw_attention, "attention", "layer", ("layer", "head")),
-    "rollout": Method(methods.rollout, "attention", "first", ("identity",)),
-    "gradient_rollout": Method(methods.gradient_rollout, "gradients", "first"),
-    "chefer": Method(methods.relevance, "gradients", "first"),
-    "grad_cam": Method(methods.grad_cam, "model", "last"),
-    "integrated_gradients": Method(methods.integrated_gradients, "model", "first", ("steps",)),
-    "occlusion": Method(methods.occlusion, "model", "last", ("window",)),
+    "attention": Method(methods.raw_attention, "attention", ("layer", "head"), tokens="layer"),
+    "rollout": Method(methods.rollout, "attention", ("identity",), tokens="first"),
+    "gradient_rollout": Method(methods.gradient_rollout, "gradients", tokens="first"),
+    "chefer": Method(methods.relevance, "gradients", tokens="first"),
+    "grad_cam": Method(methods.grad_cam, "model"),
+    "integrated_gradients": Method(methods.integrated_gradients, "model", ("steps",), tokens="first"),
+    "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
 DEFAULT = "integrated_gradients"
 """Suits every network; docs/methods.md compares it with the others."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.explain.flow import stage_maps
 from regard.geometry import AttentionStep, MergeStep, TokenMap
 from regard.networks.base import Network
 from regard.networks.mlp.network import FullyConnected
@@ -106,14 +107,8 @@ def bias_tables(model: nn.Module) -> tuple[Tensor, ...]:
 
 def layer_maps(where: TokenMap, flow: Sequence[AttentionStep | MergeStep]) -> list[tuple[TokenMap, Tensor | None]]:
     """The token map and the windows of each layer of attention; `where` is the map of the first stage's tokens."""
-    layers: list[tuple[TokenMap, Tensor | None]] = []
-    for step in flow:
-        if isinstance(step, MergeStep):
-            grid, cell = tuple(-(-n // 2) for n in where.grid), tuple(2 * side for side in where.cell)
-            where = TokenMap(grid, cell, where.size, where.prefix)
-        else:
-            layers.append((where, step.windows))
-    return layers
+    maps = stage_maps(flow, where)
+    return [(maps[step.layer], step.windows) for step in flow if isinstance(step, AttentionStep)]
 
 
 def distances(where: TokenMap, windows: Tensor | None = None) -> Tensor:
