@@ -58,7 +58,7 @@ def test_counts_follow_from_the_shape(name):
     """Added up by hand: patches and their norm, blocks, merges, last norm, head."""
     with torch.device("meta"):
         c = regard.create(name).config
-    total = c.channels * math.prod(c.patch) * c.width + 3 * c.width
+    total, d = c.channels * math.prod(c.patch) * c.width + 3 * c.width, c.width
     for stage, (depth, heads) in enumerate(zip(c.depths, c.heads, strict=True)):
         d, table = c.width * 2**stage, math.prod(2 * side - 1 for side in c.window) * heads
         m = int(c.mlp_ratio * d)
@@ -110,7 +110,7 @@ def test_windows_are_undone(grid, window, shift):
     assert torch.equal(from_windows(cut, grid, window, shift), x)
 
 
-def whole_grid_attention(block: WindowBlock, x: torch.Tensor, window, shift) -> torch.Tensor:
+def whole_grid_attention(block: Any, x: torch.Tensor, window, shift) -> torch.Tensor:
     """The same by one token × token matrix per picture, in double precision, written down from the definition.
 
     Two tokens attend to each other if they are in the same cell of the shifted partition of the padded grid, which
@@ -199,9 +199,10 @@ def test_captured_attention_is_exact_and_masked_pairs_weigh_nothing(fields):
     masked = 0
     for layer, name in enumerate(tape.names):
         tokens, windows = kept[name]
-        attention = model.get_submodule(name)
+        attention: Any = model.get_submodule(name)
         q, k, _ = (part.double() for part in attention.project(tokens))
         scores = q @ k.mT / q.shape[-1] ** 0.5 + attention.positions(windows.rows).double()
+        barred = None
         if windows.mask is not None:
             barred = ~windows.mask.expand(-1, attention.heads, -1, -1).repeat(2, 1, 1, 1)
             scores = scores.masked_fill(barred, -torch.inf)
@@ -209,9 +210,11 @@ def test_captured_attention_is_exact_and_masked_pairs_weigh_nothing(fields):
         for head in range(attention.heads):
             weights = tape.attention(layer, head)
             torch.testing.assert_close(weights, scores[:, head].softmax(-1).float(), atol=1e-6, rtol=1e-5)
-            if windows.mask is not None:
+            if barred is not None:
                 assert weights[barred[:, head]].abs().max() == 0
-            assert weights.shape == (2 * len(flow[layer].windows), *[flow[layer].windows.shape[1]] * 2)
+            slots = flow[layer].windows
+            assert slots is not None
+            assert weights.shape == (2 * len(slots), slots.shape[1], slots.shape[1])
     assert masked
 
 
@@ -220,16 +223,17 @@ def test_the_token_flow_is_the_networks(size):
     """What attention sees in each slot, and what merges, followed by the numbers of the tokens themselves."""
     model = small(depths=(2, 2, 2), heads=(1, 2, 4))
     tokens, seen = [], []
-    for stage in model.stages:
-        for block in stage.blocks:
-            block.register_forward_pre_hook(lambda _m, args, _kw: tokens.append(args[0]), with_kwargs=True)
-            block.norm1 = nn.Identity()
-            block.attention.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    block: Any
+    for block in model.repeated():
+        block.register_forward_pre_hook(lambda _m, args, _kw: tokens.append(args[0]), with_kwargs=True)
+        block.norm1 = nn.Identity()
+        block.attention.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
     with torch.no_grad():
         model(torch.randn(1, 3, *size))
     steps = model.token_flow(size)
     attention = [step for step in steps if isinstance(step, AttentionStep)]
     for step, flat, slots in zip(attention, (t.flatten(1, -2)[0] for t in tokens), seen, strict=True):
+        assert step.windows is not None
         padded = torch.cat([flat, torch.zeros(1, flat.shape[1])])  # -1 is the last row
         assert torch.equal(slots, padded[step.windows])
         assert torch.equal(step.windows[step.windows >= 0].sort().values, torch.arange(len(flat)))

@@ -57,7 +57,7 @@ def test_timm_both_ways(size, window, fields, tmp_path):
     with torch.no_grad():
         assert_close(ours(picture(*size)).logits, theirs(picture(*size)))
         assert_close(ours(picture(*size)).tokens, theirs.forward_features(picture(*size)).flatten(1, 2))
-    asked = {"window": window} if isinstance(window, tuple) else {}
+    asked: dict[str, Any] = {"window": window} if isinstance(window, tuple) else {}
     convert(tmp_path / "theirs.safetensors", tmp_path / "back.safetensors", to="timm", size=size, **asked)
     back = load_file(tmp_path / "back.safetensors")
     assert_equal(back, theirs.state_dict())

@@ -11,6 +11,7 @@ Departures from the paper:
   head starts at zero.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,6 +52,13 @@ class Stage(nn.Module):
         _, shifted = self._windows_on(self.grid)
         self.register_buffer("rows", shifted.rows, persistent=False)
         self.register_buffer("mask", shifted.mask, persistent=False)
+
+    def forward(self, x: Tensor, run_block: Callable[..., Tensor]) -> Tensor:
+        """Tokens on their grid (B, *grid, C); `run_block` is the network's."""
+        windows = self.windows(tuple(x.shape[1:-1]), x.device)
+        for number, block in enumerate(self.blocks):
+            x = run_block(block, x, windows=windows[number % 2])
+        return x if self.merge is None else self.merge(x)
 
     def windows(self, grid: tuple[int, ...], device: torch.device) -> tuple[Windows, Windows]:
         """Windows of even and of odd blocks on this grid; those of the configured size are kept."""
@@ -112,14 +120,10 @@ class Swin(Network):
                 f"an input of shape {tuple(x.shape)} does not fit: "
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
-        grids = self.config.grids(tuple(x.shape[2:]))
-        tokens = self.patch_norm(self.patches(x)).unflatten(1, grids[0])
-        for stage, grid in zip(self.stages, grids, strict=True):
-            windows = stage.windows(grid, x.device)  # pyright: ignore[reportCallIssue]
-            for number, block in enumerate(stage.blocks):  # pyright: ignore[reportArgumentType]
-                tokens = self.run_block(block, tokens, windows=windows[number % 2])
-            if stage.merge is not None:
-                tokens = stage.merge(tokens)  # pyright: ignore[reportCallIssue]
+        grid = self.config.grids(tuple(x.shape[2:]))[0]
+        tokens = self.patch_norm(self.patches(x)).unflatten(1, grid)
+        for stage in self.stages:
+            tokens = stage(tokens, self.run_block)
         tokens = self.norm(tokens.flatten(1, -2))
         features = tokens.mean(dim=1)
         return Output(self.head(features), features, tokens)
