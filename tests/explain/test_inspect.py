@@ -98,27 +98,26 @@ def test_uniform_attention_has_the_uniform_distance():
 
 
 def test_attention_distance_in_windows_matches_hand_arithmetic():
-    """A row of five tokens 4 pixels wide in windows of two, the last one padded; then merged."""
+    """A row of five tokens 4 pixels wide in windows of three, the last one padded; then merged."""
     where = TokenMap((1, 5), (4, 4), (4, 20))
-    windows = torch.tensor([[0, 1], [2, 3], [4, -1]])
     flow = (
-        AttentionStep("a", windows=windows),
+        AttentionStep("a", windows=torch.tensor([[0, 1, 2], [3, 4, -1]])),
         MergeStep(torch.tensor([[0, 1], [2, 3], [4, -1]])),
         AttentionStep("b", windows=torch.tensor([[0, 1, 2]])),
     )
     near = torch.tensor([
-        [[0.5, 0.5], [0.25, 0.75]],  # 0.5 · 4 and 0.25 · 4
-        [[1.0, 0.0], [0.0, 1.0]],    # each looks at itself
-        [[0.1, 0.9], [0.5, 0.5]],    # only one is no padding, and looks at itself
+        [[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]],   # 2, 2, 0 pixels
+        [[0.25, 0.25, 0.5], [0.1, 0.3, 0.6], [0.2, 0.3, 0.5]],   # without padding (0.5, 0.5): 2, (0.25, 0.75): 1
     ], dtype=torch.float64)  # fmt: skip
-    far = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)  # 8, 16; 8, 8; 16, 8 pixels away
+    far = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)  # 8 and 16, 8 and 8, 16 and 8 pixels
     tape = tape_of(near.clamp_min(1e-30), far)
     # Its heads are windows here.
     tape._calls = [call._replace(q=call.q.transpose(0, 1), k=call.k.transpose(0, 1)) for call in tape._calls]
     first, second = attention_distance(tape, where, flow)
-    assert first.tolist() == pytest.approx([(2 + 1 + 0 + 0 + 0) / 5])
+    assert first.tolist() == pytest.approx([(2 + 2 + 0 + 2 + 1) / 5])
     assert second.tolist() == pytest.approx([(24 + 16 + 24) / 9])
-    assert uniform_distance(where, flow) == pytest.approx([(4 * 4 + 0) / 9, 64 / 9])
+    # Pairs of a window, padding left out: 9 of the first, 4 of the second.
+    assert uniform_distance(where, flow) == pytest.approx([(4 * 4 + 2 * 8 + 2 * 4) / 13, 64 / 9])
 
 
 def test_bias_tables_are_by_offset():

@@ -340,6 +340,8 @@ def test_blocks_of_a_stage_share_two_compiled_graphs():
         ({"mlp_ratio": 0.0}, "mlp_ratio"),
         ({"drop_path": 1.0}, "drop_path"),
         ({"eps": 0.0}, "eps"),
+        ({"window": (65, 64)}, "a window of 4,160 tokens is too large"),
+        ({"size": (10**6, 10**6)}, "too large: 1,000,000,000,000 pairs"),
     ],
 )
 def test_shapes_that_make_no_model_are_refused(fields, words):

@@ -3,6 +3,7 @@
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -176,3 +177,15 @@ def test_a_number_can_be_predicted(tmp_path):
     settings = {**QUICK, "epochs": 1, "quiet": True}
     run = regard.train(folder / "table.csv", column="value", out=tmp_path / "run", **settings)
     assert run.read_config().task == "regression"
+
+
+def test_a_swin_learns_volumes_and_explains_them(tmp_path):
+    draw, labels = np.random.default_rng(0), np.arange(40) % 2
+    volumes = draw.integers(0, 60, (40, 8, 8, 8), dtype=np.uint8)
+    volumes[labels == 1, :4] += 150
+    np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
+    settings = {"model": "swin3d_nano", "patch": 2, "window": 2, "epochs": 6, "batch_size": 8, "explain": 1}
+    run = regard.train(tmp_path / "v.npz", out=tmp_path / "run", quiet=True, device="cpu", **settings)
+    assert run.read_json("summary.json")["figures"]["accuracy"]["value"] > 0.9
+    explained = regard.load(run.path).explain(torch.from_numpy(volumes[1])[None])
+    assert explained.map.shape == (8, 8, 8)

@@ -233,6 +233,22 @@ def test_a_file_that_is_no_swin_is_refused(broken, tmp_path):
         regard.create(weights=tmp_path / "swin.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"image_size": 10**9}, "too large"),
+        ({"image_size": "large"}, "size=large does not fit"),
+        ({"window_size": -3}, "window=-3 does not fit"),
+    ],
+)
+def test_hostile_settings_are_refused_before_memory_is_asked_for(settings, words, tmp_path):
+    reference().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | settings))
+    with pytest.raises(regard.RegardError, match=words):
+        regard.create(weights=tmp_path)
+
+
 def test_what_a_format_cannot_represent_is_refused(tmp_path):
     volume = Swin(SwinConfig(size=(8, 8, 8), patch=(2, 2, 2), width=8, depths=(1,), heads=(2,), window=(2, 2, 2)))
     save_own(volume, tmp_path / "3d.safetensors")

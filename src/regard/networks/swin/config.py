@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +34,11 @@ VARIANTS = {
     "swin3d_nano": ("nano", 4, 4, 32, 3, 1),
     "swin3d_t": ("T", 4, 7, 96, 3, 1),
 }
+
+MOST_SLOTS = 4096
+"""Tokens of a window; published ones have up to 576."""
+MOST_PAIRS = 2**30
+"""Pairs of tokens in all windows of an input: a mask has an entry for each."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,12 @@ class SwinConfig(ImageConfig):
         require_shares(self, "drop_path")
         if not 0 < self.eps < 1:
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-5")
+        slots = math.prod(self.window)
+        if slots > MOST_SLOTS:
+            raise ConfigError(f"a window of {slots:,} tokens is too large", do=f"give one of up to {MOST_SLOTS:,}")
+        if (pairs := slots * math.prod(self.grids()[0])) > MOST_PAIRS:
+            what = f"size={self.size} is too large: {pairs:,} pairs of tokens"
+            raise ConfigError(what, do="give a smaller size or window, or a larger patch")
 
     @property
     def widths(self) -> tuple[int, ...]:
