@@ -144,7 +144,6 @@ def relevance(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
 
     R starts as the identity; each layer adds Ā R, where Ā is the mean over heads of (∇A ⊙ A)⁺.
     """
-
     flow = _flow(tape, flow)
     shares, weights = {"tokens": _start(tape, where, flow)}, partial(_positive_evidence, tape)
     joint = walk(flow, shares, weights, stay=1.0, move=1.0)["tokens"]
