@@ -27,7 +27,7 @@ check: $(VENV)/dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# Against timm and torchvision, in an environment of their own: torchvision's wheel breaks others beside a CPU torch.
+# Against timm, torchvision and MONAI, in an environment of their own: torchvision's wheel breaks others beside a CPU torch.
 oracles: $(ORACLES)/ready
 	REGARD_ORACLES=1 $(ORACLES)/bin/python -m pytest tests/oracles
 
@@ -50,5 +50,5 @@ $(VENV)/dev: $(VENV)/core
 $(ORACLES)/ready: pyproject.toml constraints.txt
 	test -x $(ORACLES)/bin/python || $(PYTHON) -m venv $(ORACLES)
 	$(ORACLES)/bin/python $(INSTALL) -e . pytest huggingface_hub PyYAML
-	$(ORACLES)/bin/python $(INSTALL) --no-deps timm torchvision
+	$(ORACLES)/bin/python $(INSTALL) --no-deps timm torchvision monai
 	touch $@

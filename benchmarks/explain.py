@@ -1,6 +1,7 @@
 """Every explanation method against every check, as the table in docs/methods.md.
 
-Planted causes: a nano ViT is trained here on pictures whose label has one known cause (tests/explain/planted.py).
+Planted causes: a nano ViT and a nano Swin are trained here on pictures whose label has one known cause
+(tests/explain/planted.py).
 Digits: another one on the embedded hand-written digits, by their recipe, with fewer epochs.
 CIFAR-10: a run that was trained on it (python benchmarks/cifar10.py DATA --keep RUN), and its test images.
 
@@ -44,16 +45,20 @@ ABOUT = {
         "the network, 32 to 256 times forward and back",
         "captum: `test_integrated_gradients_against_captum_and_completeness`",
     ),
-    "occlusion": ("the network, once per token", "captum: `test_occlusion_against_captum`"),
+    "occlusion": ("the network, once per token of the last stage", "captum: `test_occlusion_against_captum`"),
 }
 
 
-def planted_predictor(folder: str) -> Any:
+NETWORKS: dict[str, dict[str, Any]] = {"vit_nano": {"depth": 3}, "swin_nano": {}}
+"""Networks for the planted causes, and their fields."""
+
+
+def planted_predictor(folder: str, model: str) -> Any:
     pictures, labels, _ = planted(1200, seed=0)
     np.savez(f"{folder}/planted.npz", images=pictures, labels=labels)
     run = regard.train(
-        f"{folder}/planted.npz", recipe="plain", depth=3, epochs=12, batch_size=32, crop="none", mixup=0.0,
-        drop_path=0.0, explain=0, compile=False, out=f"{folder}/run", quiet=True,
+        f"{folder}/planted.npz", model=model, recipe="plain", epochs=12, batch_size=32, crop="none", mixup=0.0,
+        drop_path=0.0, explain=0, compile=False, out=f"{folder}/{model}", quiet=True, **NETWORKS[model],
     )  # fmt: skip
     return regard.load(run.path)
 
@@ -122,7 +127,16 @@ def measure(predictor: Any, pictures: list[Any], masks: Any, method: str) -> dic
 def table(rows: dict[str, dict[str, str]]) -> str:
     columns = list(next(iter(rows.values())))
     lines = [f"| method | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    return "\n".join(lines + [f"| `{name}` | {' | '.join(row.values())} |" for name, row in rows.items()])
+    return "\n".join(lines + [f"| `{name.split()[0]}` | {' | '.join(row.values())} |" for name, row in rows.items()])
+
+
+def side_by_side(results: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Rows of the planted causes: each method on each network."""
+    return {
+        f"{method} {network}": {"network": f"`{network}`"} | results[f"planted {network}"][method]
+        for method in ABOUT
+        for network in NETWORKS
+    }
 
 
 WITHOUT_ATTENTION = """\
@@ -130,6 +144,22 @@ The last three suit networks without attention too. A ResNet's Grad-CAM is the o
 last feature map (captum: `test_grad_cam_of_a_resnet_against_captum`); a fully connected network has no such
 cells, and integrated gradients and occlusion alone are offered for it. The other four say so and name those
 that make sense."""
+FLOW = """\
+**How attention is followed.** A network describes its layers in order (`token_flow`): which tokens a layer of attention
+reads (all, a window, another sentence), and which tokens merge into one. `rollout`, `gradient_rollout` and `chefer`
+start with what the head reads (the class token, or the mean over the last tokens) and walk that list backward
+([`explain/flow.py`](../src/regard/explain/flow.py)). In a layer of attention, a part of each token's share moves by the
+method's weights, averaged over heads, and a part stays; a merged token's share is divided evenly among the tokens it
+was made of. Attention to padding has no place and is dropped. Where a grid is padded, places near the padding get less,
+with random weights too: the likeness of such maps is higher ([LOG.md](LOG.md)).
+ViT, Swin (in 2D and 3D) and the translators use the same walk; it is held to full token × token matrices multiplied out
+(`test_followed_shares_equal_full_matrices_multiplied`).
+
+Where the tokens of a network merge, a method's map has the tokens of one stage. The three that follow attention, and
+integrated gradients, have the first stage's, the finest. Grad-CAM and occlusion have the last stage's: those are the
+tokens that the head reads, and each covered token costs a forward pass. `attention` has the tokens of its layer. In a
+layer with windows it is the mean over the layer's tokens, each of which attends within its window. Every map is scored
+on its own tokens."""
 MEANING = """\
 **Insertion − deletion** (`scores.gain`) is zero for a map that knows nothing, and such a map beats half of the
 **random maps**. A map is **trusted** (`trusted`) if it gains 0.01 and two deviations of random maps, has no
@@ -142,11 +172,14 @@ is below 1 %. **ms per map** is the map alone; its checks cost one to three hund
 
 def page(results: dict[str, Any]) -> str:
     about = {name: {"reads": reads, "held to": exact} for name, (reads, exact) in ABOUT.items()}
+    results = results | {"planted": side_by_side(results)}
+    right = ", ".join(f"`{network}` {share}" for network, share in results["planted_accuracy"].items())
     sets = {
         "planted": (
             "Planted causes",
             f"Pictures whose label has one known cause, among decoys. It covers {results['chance']} of the picture: a "
-            "map that knows nothing has that share of itself, and as often its peak, inside.",
+            "map that knows nothing has that share of itself, and as often its peak, inside. "
+            f"Accuracy on other such pictures: {right}.",
         ),
         "digits": ("Digits", f"Test images of the embedded digits ({results['digits_accuracy']} accuracy)."),
         "cifar": (
@@ -160,6 +193,7 @@ def page(results: dict[str, Any]) -> str:
         "Seven ways to explain a prediction, each held to hand arithmetic or to an implementation that is not ours:",
         table(about),
         WITHOUT_ATTENTION,
+        FLOW,
         f"What follows was measured by `python benchmarks/explain.py` on {results['machine']}: {results['images']} "
         "pictures per table, mean and standard error.",
     ]
@@ -173,7 +207,8 @@ def page(results: dict[str, Any]) -> str:
 def choice(results: dict[str, Any]) -> str:
     """What the tables say of the default, whatever that is."""
     lines, first = [], True
-    for name, title in (("planted", "planted causes"), ("digits", "digits"), ("cifar", "CIFAR-10")):
+    planted_sets = [(f"planted {network}", f"planted causes, `{network}`") for network in NETWORKS]
+    for name, title in (*planted_sets, ("digits", "digits"), ("cifar", "CIFAR-10")):
         if name not in results:
             continue
         gains = {method: row["insertion − deletion"] for method, row in results[name].items()}
@@ -212,7 +247,9 @@ def main() -> None:
 
 def run(options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        small, (digits, accuracy) = planted_predictor(folder), digits_predictor(folder)
+        small = {network: planted_predictor(folder, network) for network in NETWORKS}
+        figures = {network: Run.open(f"{folder}/{network}").read_json("summary.json")["figures"] for network in small}
+        digits, accuracy = digits_predictor(folder)
         numerals = test_images("digits", f"{folder}/digits", options.images)
     pictures, _, masks = planted(options.images, seed=99)
     there = torch.cuda.is_available()
@@ -223,12 +260,12 @@ def run(options: Any) -> dict[str, Any]:
         "machine": f"{machine}, torch {torch.__version__}",
         "images": options.images,
         "chance": f"{float(masks.float().mean()):.0%}",
+        "planted_accuracy": {network: f"{figure['accuracy']['value']:.1%}" for network, figure in figures.items()},
         "digits_accuracy": accuracy,
     }
-    sets = {
-        "planted": (small, [torch.from_numpy(p)[None] for p in pictures], masks),
-        "digits": (digits, numerals, None),
-    }
+    tensors = [torch.from_numpy(p)[None] for p in pictures]
+    sets: dict[str, Any] = {f"planted {network}": (small[network], tensors, masks) for network in NETWORKS}
+    sets["digits"] = digits, numerals, None
     if options.run:
         sets["cifar"] = regard.load(options.run), test_images(options.data, options.run, options.images), None
         figures = Run.open(options.run).read_json("summary.json")["figures"]

@@ -119,9 +119,9 @@ def known_flags(cli, command: str) -> set[str]:
 def test_the_model_table_of_the_readme_is_the_registry():
     from regard.registry import MODELS
 
-    assert set(re.findall(r"`((?:vit|resnet|bit|mlp|transformer_|rnn_)\w*)`", README.split("## Models")[1])) == set(
-        MODELS
-    )
+    assert set(
+        re.findall(r"`((?:vit|swin|resnet|bit|mlp|transformer_|rnn_)\w*)`", README.split("## Models")[1])
+    ) == set(MODELS)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

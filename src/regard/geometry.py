@@ -1,4 +1,4 @@
-"""Where tokens live on the input, and where the input lies in its file."""
+"""Where tokens live on the input, how they flow through a network, and where the input lies in its file."""
 
 from __future__ import annotations
 
@@ -74,6 +74,15 @@ class TokenMap:
             index.insert(0, at)
         return tuple((i * c, min((i + 1) * c, s)) for i, c, s in zip(index, self.cell, self.size, strict=True))
 
+    def merged(self) -> TokenMap:
+        """The map after a merge of two tokens along each axis; where a last one has no partner, it is alone.
+
+        >>> TokenMap(grid=(14, 7), cell=(4, 4), size=(56, 28)).merged()
+        TokenMap(grid=(7, 4), cell=(8, 8), size=(56, 28), prefix=())
+        """
+        grid, cell = tuple(-(-n // 2) for n in self.grid), tuple(2 * side for side in self.cell)
+        return TokenMap(grid, cell, self.size, self.prefix)
+
     def paint(self, values: Tensor) -> Tensor:
         """Values of the placed tokens (..., places) as a map of the input's size (..., *size), each in its box."""
         field = values.reshape(*values.shape[:-1], *self.grid)
@@ -91,6 +100,34 @@ class TokenMap:
         field = F.pad(field, [n for after in reversed(short) for n in (0, after)])
         field = field.reshape(-1, *(n for pair in zip(self.grid, self.cell, strict=True) for n in pair))
         return field.sum(tuple(range(2, field.ndim, 2))).reshape(*batch, self.places)
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """A layer of attention in a network's token flow: which tokens ask, and which are read.
+
+    Streams are token sequences of their own, such as source and target of a translation. In a window, tokens attend to
+    the tokens of that window only.
+    """
+
+    layer: str
+    """Its name on a tape, such as "blocks.3.attention"."""
+    stream: str = "tokens"
+    """The stream that asks."""
+    reads: str | None = None
+    """The stream that is read, in cross-attention; None: itself."""
+    windows: Tensor | None = None
+    """(windows, slots): the token in each slot, in the order in which attention sees them (shifts included), -1 for
+    padding. Tokens count in raster order of the stage's grid, without its padding. None: one window, all tokens."""
+
+
+@dataclass(frozen=True)
+class MergeStep:
+    """A merge in a network's token flow: several tokens become one."""
+
+    children: Tensor
+    """(tokens after, 2 ** axes): the tokens before that become each token after, -1 for padding."""
+    stream: str = "tokens"
 
 
 def fitting_window(old: tuple[int, ...], size: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

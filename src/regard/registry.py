@@ -11,6 +11,7 @@ VIT = "Dosovitskiy et al., An Image is Worth 16x16 Words (2021)"
 DEIT = "Touvron et al., Training data-efficient image transformers (2021)"
 SCALING = "Zhai et al., Scaling Vision Transformers (2022)"
 DINOV2 = "Oquab et al., DINOv2 (2024)"
+SWIN = "Liu et al., Swin Transformer (2021)"
 RESNET = "He et al., Deep Residual Learning (2016), Table 1"
 BIT = "Kolesnikov et al., Big Transfer (2020)"
 ATTENTION = "Vaswani et al., Attention Is All You Need (2017), Table 3"
@@ -60,6 +61,16 @@ MODELS: dict[str, Entry] = {
     "vit3d_nano": Entry("vit", 269_096, (32, 32, 32), OURS),
     "vit3d_s16": Entry("vit", 23_336_296, (96, 96, 96), VIT + ", patches made volumes"),
     "vit3d_b16": Entry("vit", 89_138_920, (96, 96, 96), VIT + ", patches made volumes"),
+    "swin_nano": Entry("swin", 300_380, (32, 32), OURS),
+    "swin_mini": Entry("swin", 5_389_534, (32, 32), SMALL),
+    "swin_t": Entry("swin", 28_288_354, (224, 224), SWIN),
+    "swin_s": Entry("swin", 49_606_258, (224, 224), SWIN),
+    "swin_b": Entry("swin", 87_768_224, (224, 224), SWIN),
+    "swin_b12": Entry("swin", 87_903_584, (384, 384), SWIN + ", windows of 12"),
+    "swin_l": Entry("swin", 196_532_476, (224, 224), SWIN),
+    "swin_l12": Entry("swin", 196_735_516, (384, 384), SWIN + ", windows of 12"),
+    "swin3d_nano": Entry("swin", 316_372, (32, 32, 32), OURS),
+    "swin3d_t": Entry("swin", 30_123_418, (96, 96, 96), SWIN + ", windows made volumes"),
     "resnet_nano": Entry("resnet", 239_608, (32, 32), OURS),
     "resnet18": Entry("resnet", 11_689_512, (224, 224), RESNET),
     "resnet34": Entry("resnet", 21_797_672, (224, 224), RESNET),

@@ -18,7 +18,7 @@ from regard.config import fit_value
 from regard.errors import ConfigError, did_you_mean
 from regard.setting_groups import Data, General, Group, ImageData, ImageMachine, Machine, Model, Optim
 
-POSITIVE = frozenset({"size", "patch", "channels", "width", "depth", "heads", "mlp"})
+POSITIVE = frozenset({"size", "patch", "channels", "width", "depth", "depths", "heads", "mlp", "window"})
 """Fields of models that are numbers of at least 1."""
 
 Origin = Literal["default", "recipe", "weights", "flag", "auto"]
@@ -29,7 +29,7 @@ OTHER_NAMES = {
     "num_workers": "workers", "output": "out", "output_dir": "out", "name": "out", "opt": "optimizer",
     "pretrained": "weights", "checkpoint": "weights", "val_split": "holdout", "augment": "policy", "grad_clip": "clip",
     "amp": "precision", "smoothing": "label_smoothing", "patch_size": "patch", "dim": "width", "embed_dim": "width",
-    "num_heads": "heads", "layers": "depth", "num_layers": "depth",
+    "num_heads": "heads", "layers": "depth", "num_layers": "depth", "window_size": "window",
 }  # fmt: skip
 """What settings are called elsewhere."""
 

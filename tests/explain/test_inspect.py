@@ -10,14 +10,18 @@ import regard
 from regard.errors import ConfigError, DataError
 from regard.explain.inspect import (
     attention_distance,
+    bias_tables,
     distances,
     filters,
     outlier_threshold,
     position_similarity,
     token_norms,
+    uniform_distance,
 )
 from regard.explain.inspection import inspect_model, own_pictures
-from regard.geometry import TokenMap
+from regard.explain.registers import find_register_neurons
+from regard.geometry import AttentionStep, MergeStep, TokenMap
+from regard.nn.windows import relative_rows
 from tests.explain.test_methods import tape_of
 from tests.loading import load_classifier
 
@@ -82,16 +86,72 @@ def test_attention_distance_matches_hand_arithmetic():
     itself = torch.eye(4, dtype=torch.float64)
     tape = tape_of(torch.stack([one, itself]).clamp_min(1e-30))
     expected = torch.tensor([[(4 + 1.6 + 3) / 3, 0.0]])
-    torch.testing.assert_close(attention_distance(tape, where), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.stack(attention_distance(tape, where)), expected, atol=1e-5, rtol=0)
 
 
 def test_uniform_attention_has_the_uniform_distance():
     where = TokenMap((2, 3), (4, 8), (8, 24))
     even = torch.full((6, 6), 1 / 6, dtype=torch.float64)
-    assert distances(where)[0, 5] == math.hypot(4, 16)
-    torch.testing.assert_close(
-        attention_distance(tape_of(even), where), distances(where).mean().float().reshape(1, 1), atol=1e-5, rtol=0
+    assert distances(where)[0, 0, 5] == math.hypot(4, 16)
+    (reach,) = attention_distance(tape_of(even), where)
+    torch.testing.assert_close(reach, distances(where).mean().float().reshape(1), atol=1e-5, rtol=0)
+
+
+def test_attention_distance_in_windows_matches_hand_arithmetic():
+    """A row of five tokens 4 pixels wide in windows of three, the last one padded; then merged."""
+    where = TokenMap((1, 5), (4, 4), (4, 20))
+    flow = (
+        AttentionStep("a", windows=torch.tensor([[0, 1, 2], [3, 4, -1]])),
+        MergeStep(torch.tensor([[0, 1], [2, 3], [4, -1]])),
+        AttentionStep("b", windows=torch.tensor([[0, 1, 2]])),
     )
+    near = torch.tensor([
+        [[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]],   # 2, 2, 0 pixels
+        [[0.25, 0.25, 0.5], [0.1, 0.3, 0.6], [0.2, 0.3, 0.5]],   # without padding (0.5, 0.5): 2, (0.25, 0.75): 1
+    ], dtype=torch.float64)  # fmt: skip
+    far = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)  # 8 and 16, 8 and 8, 16 and 8 pixels
+    tape = tape_of(near.clamp_min(1e-30), far)
+    # Its heads are windows here.
+    tape._calls = [call._replace(q=call.q.transpose(0, 1), k=call.k.transpose(0, 1)) for call in tape._calls]
+    first, second = attention_distance(tape, where, flow)
+    assert first.tolist() == pytest.approx([(2 + 2 + 0 + 2 + 1) / 5])
+    assert second.tolist() == pytest.approx([(24 + 16 + 24) / 9])
+    # Pairs of a window, padding left out: 9 of the first, 4 of the second.
+    assert uniform_distance(where, flow) == pytest.approx([(4 * 4 + 2 * 8 + 2 * 4) / 13, 64 / 9])
+
+
+def test_bias_tables_are_by_offset():
+    """Query minus key: of a query one row below its key, one above the middle is not it, one below is."""
+    model = regard.create("swin_nano", classes=2, size=(16, 24), window=(2, 3), width=8)
+    tables = bias_tables(model)
+    assert [table.shape for table in tables] == [(2, 3, 5)] * 2 + [(4, 3, 5)] * 4
+    bias = model.stages[0].blocks[0].attention.positions(relative_rows((2, 3), (2, 3)))[0]
+    torch.testing.assert_close(bias[1, 4, 0], tables[0][1, 2, 3])  # from place (1, 1) to place (0, 0)
+    assert bias_tables(regard.create("vit_nano", classes=2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("swin_nano", (16, 24)), ("swin_nano", (13, 9)), ("swin3d_nano", (16, 24, 13))]
+)
+def test_swin_is_inspected_stage_by_stage(name, size, tmp_path):
+    model = regard.create(name, classes=2, size=size)
+    images = torch.rand(3, model.config.channels, *size)
+    found = inspect_model(model, images)
+    assert found.distance is not None
+    assert found.norms is not None
+    stage = [n for n, depth in enumerate(model.config.depths) for _ in range(depth)]
+    assert [len(layer) for layer in found.distance] == [model.config.heads[n] for n in stage]
+    tokens = [math.prod(grid) for grid in model.config.grids()]
+    assert [layer.shape[1] for layer in found.norms.norms] == [tokens[n] for n in stage]
+    diagonal = math.hypot(*(w * c for w, c in zip(model.config.window, model.token_map().cell, strict=True)))
+    assert all(0 < float(layer.max()) < diagonal for layer in found.distance), "nobody looks out of its window"
+    assert "uniform" in found.describe()
+    assert found.save(tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_test_time_registers_are_refused_for_swin():
+    with pytest.raises(ConfigError, match="test-time registers are for ViT"):
+        find_register_neurons(regard.create("swin_nano", classes=2), torch.rand(1, 3, 32, 32))
 
 
 def test_a_map_that_does_not_fit_the_tape_is_named():
@@ -106,7 +166,7 @@ def test_norms_are_those_of_the_tokens_after_each_block():
         after_one = model.blocks[0](model.embed(x))
         after_two = model.blocks[1](after_one)
     found = token_norms(model, x)
-    torch.testing.assert_close(found.norms, torch.stack([after_one.norm(dim=-1), after_two.norm(dim=-1)]))
+    torch.testing.assert_close(found.norms, (after_one.norm(dim=-1), after_two.norm(dim=-1)))
     assert not model.blocks[0]._forward_hooks
 
 

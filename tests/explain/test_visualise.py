@@ -102,7 +102,7 @@ def test_a_trained_network_is_excited_far_above_noise(run_folder, wanted, tmp_pa
     elif "head" in wanted:
         excitement = head_excitement(predictor.model, **wanted)
     else:
-        excitement = token_excitement(predictor.model, predictor.model.token_map(), **wanted)
+        excitement = token_excitement(predictor.model, **wanted)
     with torch.no_grad():
         white = excitement(prepared)
     assert found.after > max(found.before, found.noise, float(white.mean() + 2 * white.std()))
@@ -122,9 +122,25 @@ def test_a_token_is_the_placed_one_after_the_block():
     model = regard.create("vit_nano", classes=2, size=16, depth=2, registers=1).eval()
     x = torch.rand(2, 3, 16, 16)
     tokens = model.blocks[0](model.embed(x))
-    got = token_excitement(model, model.token_map(), 0, 5)(x)
+    got = token_excitement(model, 0, 5)(x)
     torch.testing.assert_close(got, tokens[:, 7].norm(dim=-1))
-    torch.testing.assert_close(token_excitement(model, model.token_map(), 0, 5, 9)(x), tokens[:, 7, 9])
+    torch.testing.assert_close(token_excitement(model, 0, 5, 9)(x), tokens[:, 7, 9])
+
+
+def test_heads_of_windows_and_tokens_of_stages():
+    """A head of Swin is averaged over all windows of a picture; each stage numbers its own tokens."""
+    model = regard.create("swin_nano", classes=2, size=(16, 24)).eval()
+    x, kept = torch.rand(2, 3, 16, 24), {}
+    for stage in (0, 1):
+        block = model.stages[stage].blocks[1]
+        block.register_forward_hook(lambda _module, _args, out, stage=stage: kept.update({stage: out}))
+    model.stages[0].blocks[1].attention.out.register_forward_pre_hook(lambda _m, args: kept.update(out=args[0]))
+    got = head_excitement(model, 1, 1)(x)
+    torch.testing.assert_close(got, kept["out"][..., 16:].norm(dim=-1).reshape(2, -1).mean(1))
+    torch.testing.assert_close(token_excitement(model, 1, 95)(x), kept[0][:, 7, 11].norm(dim=-1))
+    torch.testing.assert_close(token_excitement(model, 3, 23, 5)(x), kept[1][:, 3, 5, 5])
+    with pytest.raises(ConfigError, match="no token 24"):
+        token_excitement(model, 3, 24)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,8 @@ def test_rollout_matches_hand_arithmetic():
     decoder = [[[[1.0, 0.0], [0.6, 0.4]]], [[[1.0, 0.0], [0.2, 0.8]]]]
     cross = [[[[1.0, 0.0], [0.0, 1.0]]], [[[0.5, 0.5], [0.0, 1.0]]]]
     weights = {k: torch.tensor(v) for k, v in {"encoder": encoder, "decoder": decoder, "cross": cross}.items()}
-    found = WordAttention(sentence("a", "b"), sentence("c", "d"), sentence("s", "c"), weights)
+    flow = translator(depth=1, decoder_depth=2).token_flow()
+    found = WordAttention(sentence("a", "b"), sentence("c", "d"), sentence("s", "c"), weights, flow)
     # mean over heads [[.75, .25], [.2, .8]]; with the residual E = [[.875, .125], [.1, .9]]
     # layer 0: S = ½ A E = [[.4375, .0625], [.05, .45]]
     # layer 1: ½ (I + A) = [[1, 0], [.1, .9]]: S = [[.4375, .0625], [.08875, .41125]]

@@ -37,7 +37,7 @@ def test_taking_the_word_that_matters_first_beats_random_orders(unknown):
     source = sentence("one", "two", "three", "four", "five", "six")
     source = Sentence(source.text, (*source.ids, 2), (*source.pieces, Piece("</s>", 27, 27, -1)))
     written = Sentence("x", (5,), (Piece("x", 0, 1, 0),))
-    found = WordAttention(source, written, written, {"cross": torch.full((1, 1, 1, 7), 1 / 7)})
+    found = WordAttention(source, written, written, {"cross": torch.full((1, 1, 1, 7), 1 / 7)}, flow=())
     model: Any = OneWord(token=source.ids[3], vocabulary=20)
     relevant = torch.tensor([0.1, 0.1, 0.0, 0.5, 0.1, 0.1, 0.9])
     result = word_deletion(model, found, relevant, unknown=unknown, orders=40)

@@ -56,6 +56,18 @@ CASES = {
 }
 
 
+def test_fewer_masks_and_biases_than_the_batch_repeat():
+    """As the windows of each image do."""
+    q, k, v = torch.randn(6, 3, Q, 8), torch.randn(6, 3, K, 8), torch.randn(6, 3, K, 4)
+    every, model = MASK.repeat(3, 1, 1, 1), One(mask=MASK, bias=BIAS)
+    with capture(model) as tape:
+        torch.testing.assert_close(model(q, k, v), attend(q, k, v, mask=every, bias=BIAS))
+    exact = reference(q, k, allowed=every, bias=BIAS)
+    for head in range(3):
+        torch.testing.assert_close(tape.attention(0, head), exact[:, head].float(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(attention_weights(q, k, mask=MASK), attention_weights(q, k, mask=every))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_attend_capture_and_weights_equal_a_float64_softmax(case):
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""References that are not in the tests' own environment: timm and torchvision, in one built by `make oracles`.
+"""References that are not in the tests' own environment: timm, torchvision and MONAI, in one built by `make oracles`.
 
 There (REGARD_ORACLES=1) a test that skips is a failure; elsewhere these tests skip.
 """

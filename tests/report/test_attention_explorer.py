@@ -14,7 +14,8 @@ import torch
 import regard
 from regard.data import open_source
 from regard.explain.attention_store import keep_attention, record_attention
-from regard.nn import Tape
+from regard.geometry import AttentionStep
+from regard.nn import MultiHeadAttention, Tape
 from regard.report.attention_explorer import attention_explorer
 from regard.weights import Run
 from tests.loading import load_classifier
@@ -53,8 +54,9 @@ def sharp(name: str = "vit_nano", **fields):
     torch.manual_seed(3)
     model = regard.create(name, classes=3, **fields)
     with torch.no_grad():
-        for block in model.blocks:
-            block.attention.qkv.weight *= 4
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.qkv.weight *= 4
     return model
 
 
@@ -77,6 +79,46 @@ def test_stored_weights_are_exact_to_half_a_255th_of_the_rows_largest(name, size
     agree(record, tape)
     assert np.prod(record["grid"]) + len(record["prefix"]) == tape.attention(0).shape[-1]
     assert record["picture"].startswith("data:image/png;base64,")
+
+
+def full_attention(model, tape: Tape, size: tuple[int, ...], layer: int, head: int | None) -> torch.Tensor:
+    """(tokens, tokens) of a layer with windows: zero between windows, padding left out."""
+    windows = [step.windows for step in model.token_flow(size) if isinstance(step, AttentionStep)][layer]
+    assert windows is not None
+    weights = torch.zeros(int(windows.max()) + 1, int(windows.max()) + 1)
+    for tokens, window in zip(windows, tape.attention(layer, head), strict=True):
+        real = tokens >= 0
+        weights[tokens[real][:, None], tokens[real]] = window[real][:, real]
+    return weights
+
+
+@pytest.mark.parametrize(("name", "size"), [("swin_nano", (21, 30)), ("swin3d_nano", (24, 20, 28))])
+def test_windows_are_stored_with_their_tokens_and_without_padding(name, size):
+    model = sharp(name, size=size)
+    record, tape = recorded(model, size)
+    layers, plain = json.loads(record["layers"]), zlib.decompress(base64.b64decode(record["data"]))
+    shapes = [(heads, *tape.shape(layer)) for layer, heads in enumerate(record["heads"])]
+    tops = np.frombuffer(plain, "<f4", sum(int(np.prod(shape[:3])) for shape in shapes))
+    shares = np.frombuffer(plain, np.uint8, offset=tops.nbytes) / 255
+    row = first = padded = 0
+    for layer, shape in enumerate(shapes):
+        rows, count = int(np.prod(shape[:3])), int(np.prod(shape))
+        weights = tops[row : row + rows].reshape(*shape[:3], 1) * shares[first : first + count].reshape(shape)
+        row, first, windows = row + rows, first + count, torch.tensor(layers[layer]["windows"])
+        assert tuple(windows.shape) == shape[1:3]
+        assert np.prod(layers[layer]["grid"]) == (windows >= 0).sum()
+        padded += int((windows < 0).sum())
+        for head in range(shape[0]):
+            exact = full_attention(model, tape, size, layer, head)
+            for tokens, window in zip(windows, torch.from_numpy(weights[head]), strict=True):
+                real = tokens >= 0
+                assert not window[~real].any()
+                assert not window[:, ~real].any()
+                expected = exact[tokens[real][:, None], tokens[real]]
+                assert ((window[real][:, real] - expected).abs() <= expected.amax(1, keepdim=True) * 0.51 / 255).all()
+    assert first == len(shares)
+    assert padded > 0
+    assert record["grid"] == layers[0]["grid"]
 
 
 def test_what_does_not_fit_is_left_out_and_said(tmp_path):
@@ -219,3 +261,77 @@ def test_a_browser_shows_volumes_slice_by_slice(tmp_path):
     assert shown[1].startswith("From slice 1, row 1, column 2 (layer 2, head 1): ")
     assert " to slice 2, row 1, column 0." in shown[1]
     assert read_out(shown[1]) == pytest.approx(float(exact[1 + 12 + 3]), abs=0.51 / 255 * float(exact.max()) + 0.5e-4)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_shows_the_weights_inside_a_window_on_the_grid_of_the_stage(tmp_path):
+    size = (21, 30)  # grids of 11 × 15 and 6 × 8, windows of 4 × 4
+    model, run, picture = sharp("swin_nano", size=size), Run(tmp_path), torch.rand(3, *size)
+    keep_attention(run, 1, model, picture[None], picture, room=1_000_000)
+    with regard.capture(model) as tape:
+        model(picture[None])
+    shown = browse(attention_explorer(run, [{"name": "x", "predicted": "a", "label": "b"}]), """
+        const cells = (rows, columns, cell) => Array.from({ length: rows * columns }, (_, n) => {
+          const box = part("map").getBoundingClientRect(), row = Math.floor(n / columns), column = n % columns;
+          const clientY = box.top + (row * cell + 0.5) / 21 * box.height;
+          const clientX = box.left + (column * cell + 0.5) / 30 * box.width;
+          part("map").dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
+          return part("says").textContent;
+        });
+        const ask = (row, column, cell) => {
+          const box = part("map").getBoundingClientRect();
+          const clientY = box.top + (row * cell + 0.5) / 21 * box.height;
+          const clientX = box.left + (column * cell + 0.5) / 30 * box.width;
+          part("map").dispatchEvent(new PointerEvent("click", { clientX, clientY }));
+        };
+        choose("layer", 1); choose("head", 1); ask(10, 14, 2); result.push(cells(11, 15, 2));
+        choose("layer", 2); result.push(cells(6, 8, 4));
+        choose("head", "mean"); choose("layer", 5); ask(0, 0, 4); result.push(cells(6, 8, 4));
+    """, tmp_path)  # fmt: skip
+    expected = [(1, 1, 10 * 15 + 14), (2, 1, 5 * 8 + 7), (5, None, 0)]
+    starts = [
+        "From row 10, column 14 (layer 1, head 1, within its window): ",
+        "From row 5, column 7 (layer 2, head 1, within its window): ",  # the patch at the same place
+        "From row 0, column 0 (layer 5, mean over heads, within its window): ",
+    ]
+    for texts, start, (layer, head, query) in zip(shown, starts, expected, strict=True):
+        exact = full_attention(model, tape, size, layer, head)[query]
+        got = torch.tensor([read_out(text) for text in texts])
+        assert texts[0].startswith(start)
+        bound = 0.51 / 255 * float(exact.max() * (1 if head else 4)) + 0.5e-4
+        assert (got - exact).abs().max() <= bound
+        assert (got[exact == 0] == 0).all()
+        assert (exact == 0).sum() >= len(exact) - 16
+    (padding,) = re.findall(r"padding ([\d.]+)\s%", shown[1][0])
+    lost = 1 - float(full_attention(model, tape, size, 2, 1)[5 * 8 + 7].sum())
+    assert lost > 0.01
+    assert float(padding) / 100 == pytest.approx(lost, abs=0.02)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_shows_windows_of_volumes_slice_by_slice(tmp_path):
+    size = (24, 20, 28)  # grids of 6 × 5 × 7 and 3 × 3 × 4
+    model, run, picture = sharp("swin3d_nano", size=size), Run(tmp_path), torch.rand(1, *size)
+    keep_attention(run, 1, model, picture[None], picture, room=1_000_000)
+    with regard.capture(model) as tape:
+        model(picture[None])
+    shown = browse(attention_explorer(run, [{"name": "x", "predicted": "a", "label": "b"}]), """
+        choose("layer", 0); choose("head", 1);
+        part("slice").value = 5; part("slice").dispatchEvent(new Event("input"));
+        point("click", 4, 6, 5, 7); result.push(part("slice").max, point("pointermove", 4, 4, 5, 7));
+        choose("layer", 2); result.push(part("slice").max, part("slice").value, part("says").textContent);
+    """, tmp_path)  # fmt: skip
+    most, first, coarse, at, second = shown
+    assert (most, coarse, at) == ("5", "2", "2")
+    assert first.startswith("From slice 5, row 4, column 6 (layer 0, head 1, within its window): ")
+    assert " to slice 5, row 4, column 4." in first
+    exact = full_attention(model, tape, size, 0, 1)[5 * 35 + 4 * 7 + 6]
+    assert read_out(first) == pytest.approx(
+        float(exact[5 * 35 + 4 * 7 + 4]), abs=0.51 / 255 * float(exact.max()) + 1e-4
+    )
+    assert second.startswith("From slice 2, row 2, column 3 (layer 2, head 1, within its window): ")
+    exact = full_attention(model, tape, size, 2, 1)[2 * 12 + 2 * 4 + 3]
+    assert " to slice 2, row 2, column 2." in second
+    assert read_out(second) == pytest.approx(
+        float(exact[2 * 12 + 2 * 4 + 2]), abs=0.51 / 255 * float(exact.max()) + 1e-4
+    )

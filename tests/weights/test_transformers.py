@@ -185,7 +185,6 @@ OTHERS = {
     "BEiT": (transformers.BeitForImageClassification, transformers.BeitConfig, TINY | {"patch_size": 8}),
     "DINOv3": (transformers.DINOv3ViTModel, transformers.DINOv3ViTConfig, TINY | {"patch_size": 8}),
     "Swin V2": (transformers.Swinv2ForImageClassification, transformers.Swinv2Config, TINY_SWIN),
-    "Swin": (transformers.SwinForImageClassification, transformers.SwinConfig, TINY_SWIN),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import math
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -13,9 +15,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from regard.geometry import TokenMap
+from regard.explain.flow import stage_maps
+from regard.geometry import AttentionStep, TokenMap
 from regard.networks.base import Network
-from regard.nn import capture
+from regard.nn import Tape, capture
 from regard.weights import Run
 
 BUDGET = 12_000_000
@@ -30,7 +33,7 @@ def keep_attention(run: Run, number: int, model: Network, x: Tensor, picture: Te
     """Record one input's attention into the run folder, if it fits; returns how much room it took."""
     record = record_attention(model, x, picture, room)
     run.write_json(f"explain/attention-{number:02d}.json", record)
-    return len(record.get("data", "")) + len(record.get("picture", ""))
+    return _length(record)
 
 
 def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUDGET) -> dict[str, Any]:
@@ -38,7 +41,9 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
 
     `picture`, in 0..1, is what x was made of: of a volume as large as x, else of any size.
     `data` is what `pack` makes of the weights, by layer and head. What takes more than `room` characters is left
-    out, and the record says why.
+    out, and the record says why. Where attention has windows, a layer's weights are (windows, slots, slots), and
+    `layers` is JSON of each layer's grid, cell and windows: the token in each slot, -1 for padding, whose weights are
+    zero.
 
     >>> import regard
     >>> model, picture = regard.create("vit_nano", classes=2, size=16), torch.rand(3, 16, 16)
@@ -46,27 +51,51 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
     >>> record["grid"], record["prefix"], record["heads"]
     ([1, 4, 4], ['class'], [4, 4, 4, 4])
     """
-    where = model.token_map(tuple(x.shape[2:]))
+    size = tuple(x.shape[2:])
+    where, flow = model.input_map(size), model.token_flow(size)
     if len(where.grid) == 1:
         return {"left_out": "signals are not shown here"}
     with torch.inference_mode(), capture(model.eval()) as tape:
         model(x)
-    heads = [tape.heads(layer) for layer in range(len(tape))]
-    plain = sum(heads) * where.tokens**2
-    weights = (tape.attention(layer, head)[0].cpu() for layer, count in enumerate(heads) for head in range(count))
-    data = None if plain > HOPELESS * room else pack(weights)
-    shown = _address(picture, where)
-    if data is None or len(data) + len(shown) > room:
-        return {"left_out": f"{sum(heads)} heads over {where.tokens:,} tokens do not fit"}
-    return {
+    steps = [step for step in flow if isinstance(step, AttentionStep)]
+    heads = [tape.heads(step.layer) for step in steps]
+    plain = sum(count * math.prod(tape.shape(step.layer)) for step, count in zip(steps, heads, strict=True))
+    weights = (_weights(tape, step, head) for step, count in zip(steps, heads, strict=True) for head in range(count))
+    record = {
         "grid": list((1, *where.grid)[-3:]),
         "cell": list(where.cell[-2:]),
         "size": list(where.size[-2:]),
         "prefix": list(where.prefix),
         "heads": heads,
-        "picture": shown,
-        "data": data,
+        "picture": _address(picture, where),
+        "data": None if plain > HOPELESS * room else pack(weights),
     }
+    if any(step.windows is not None for step in steps):
+        maps = stage_maps(flow, where)
+        record["layers"] = json.dumps([_layer(step, maps[step.layer]) for step in steps])
+    if record["data"] is None or _length(record) > room:
+        return {"left_out": f"{sum(heads)} heads over {where.tokens:,} tokens do not fit"}
+    return record
+
+
+def _length(record: dict[str, Any]) -> int:
+    """Characters of the parts that may be long."""
+    return sum(len(record.get(part, "")) for part in ("data", "picture", "layers"))
+
+
+def _weights(tape: Tape, step: AttentionStep, head: int) -> Tensor:
+    """(queries, keys) of a head for one input, or (windows, slots, slots) with zeros for padding."""
+    weights = tape.attention(step.layer, head).cpu()
+    if step.windows is None:
+        return weights[0]
+    real = step.windows >= 0
+    return weights * real[:, :, None] * real[:, None]
+
+
+def _layer(step: AttentionStep, where: TokenMap) -> dict[str, Any]:
+    tokens = torch.arange(where.tokens)[None] if step.windows is None else step.windows
+    cell = (1, *where.cell)[-3:]
+    return {"grid": list((1, *where.grid)[-3:]), "cell": list(cell), "windows": tokens.tolist()}
 
 
 def pack(parts: Iterable[Tensor]) -> str:

@@ -45,25 +45,35 @@ class Method(NamedTuple):
     function: Callable[..., Tensor | Attribution]
     reads: Literal["attention", "gradients", "model"]
     options: tuple[str, ...] = ()
+    tokens: Literal["first", "last", "layer"] = "last"
+    """Which tokens it gives values to: those of the first or last stage, or of the layer that was asked for."""
 
     def __call__(self, case: Case, **options: Any) -> Attribution:
         """One value for each placed token: (places,)."""
+        where = self.where(case, options)
         if self.reads == "model":
             made = self.function(case, **options)
         else:
             tape = case.tape() if self.reads == "attention" else case.gradient_tape()
-            made = self.function(tape, case.where, **options)
+            made = self.function(tape, where, case.flow, **options)
         made = made if isinstance(made, Attribution) else Attribution(made)
         return made._replace(values=made.values[0].float().cpu())
 
+    def where(self, case: Case, options: dict[str, Any]) -> TokenMap:
+        """The map of these tokens."""
+        if self.tokens == "layer":
+            layer, stages = options.get("layer", -1), case.stages
+            return stages[layer] if -len(stages) <= layer < len(stages) else case.where  # the tape refuses the layer
+        return case.first if self.tokens == "first" else case.where
+
 
 METHODS: dict[str, Method] = {
-    "attention": Method(methods.raw_attention, "attention", ("layer", "head")),
-    "rollout": Method(methods.rollout, "attention", ("identity",)),
-    "gradient_rollout": Method(methods.gradient_rollout, "gradients"),
-    "chefer": Method(methods.relevance, "gradients"),
+    "attention": Method(methods.raw_attention, "attention", ("layer", "head"), tokens="layer"),
+    "rollout": Method(methods.rollout, "attention", ("identity",), tokens="first"),
+    "gradient_rollout": Method(methods.gradient_rollout, "gradients", tokens="first"),
+    "chefer": Method(methods.relevance, "gradients", tokens="first"),
     "grad_cam": Method(methods.grad_cam, "model"),
-    "integrated_gradients": Method(methods.integrated_gradients, "model", ("steps",)),
+    "integrated_gradients": Method(methods.integrated_gradients, "model", ("steps",), tokens="first"),
     "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
 DEFAULT = "integrated_gradients"
@@ -112,6 +122,7 @@ class Explanation:
     picture: Tensor
     """The network's input before normalisation: (channels, *size) in 0..1."""
     where: TokenMap
+    """The tokens that have the values: which stage's depends on the method."""
     mask: Tensor | None = None
     """The region of the known cause, (*size), if given."""
     location: Location | None = None
@@ -274,10 +285,10 @@ def explain(
     require_gradients(model)
     model.eval()
     x = x.clone() if x.is_inference() else x
-    made = METHODS[method](Case(model, x, lambda z: score(model(z)), say), **options)
+    case = Case(model, x, lambda z: score(model(z)), say)
+    where, made = METHODS[method].where(case, options), METHODS[method](case, **options)
     if made.steps is not None:
         options["steps"] = made.steps
-    where = model.token_map(tuple(x.shape[2:]))
     shown = made.values.clamp_min(0)
     scores, correlation = None, None
     if checks == "all" and shown.max() > shown.min():

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.geometry import TokenMap
+from regard.explain.flow import stage_maps
+from regard.geometry import AttentionStep, MergeStep, TokenMap
 from regard.networks.base import Network
 from regard.networks.mlp.network import FullyConnected
 from regard.nn import EncoderBlock, GridPositions, PatchEmbed, Tape
+from regard.nn.windows import RelativePositions
 
 
 class Filters(NamedTuple):
@@ -89,58 +91,108 @@ def position_similarity(model: Network) -> Tensor | None:
     return None
 
 
-def distances(where: TokenMap) -> Tensor:
-    """Distance in input pixels between the centres of every two places: (places, places)."""
+def bias_tables(model: nn.Module) -> tuple[Tensor, ...]:
+    """The relative position bias of each layer, by the offset of query to key: (heads, *offsets). Empty without any.
+
+    >>> import regard
+    >>> [tuple(table.shape) for table in bias_tables(regard.create("swin_nano", classes=3))][1:3]
+    [(2, 7, 7), (4, 7, 7)]
+    """
+    found = [module for module in model.modules() if isinstance(module, RelativePositions)]
+    return tuple(
+        module.table.detach().float().cpu().T.unflatten(1, tuple(2 * side - 1 for side in module.window))
+        for module in found
+    )
+
+
+def layer_maps(where: TokenMap, flow: Sequence[AttentionStep | MergeStep]) -> list[tuple[TokenMap, Tensor | None]]:
+    """The token map and the windows of each layer of attention; `where` is the map of the first stage's tokens."""
+    maps = stage_maps(flow, where)
+    return [(maps[step.layer], step.windows) for step in flow if isinstance(step, AttentionStep)]
+
+
+def distances(where: TokenMap, windows: Tensor | None = None) -> Tensor:
+    """Distance in input pixels between the centres of every two places of a window: (windows, places, places).
+
+    Without `windows`, which are those of an attention step, all places are in one. NaN for padding.
+    """
     axes = [torch.arange(n, dtype=torch.float64) * cell for n, cell in zip(where.grid, where.cell, strict=True)]
     centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
-    return torch.cdist(centres, centres)
+    slots = torch.arange(len(centres))[None] if windows is None else windows
+    placed = centres[slots.clamp_min(0)]
+    real = slots >= 0
+    return torch.cdist(placed, placed).masked_fill(~(real[:, :, None] & real[:, None, :]), torch.nan)
 
 
-def attention_distance(tape: Tape, where: TokenMap) -> Tensor:
-    """How far each head looks, in input pixels: (layers, heads). Figure 7, right; appendix D.7.
+def uniform_distance(where: TokenMap, flow: Sequence[AttentionStep | MergeStep]) -> tuple[float, ...]:
+    """The attention distance of each layer if it attended to all of a window alike.
+
+    The windows are those of the first layer with the same tokens, which are not shifted: a shifted window reaches to
+    both ends of the grid, and its tokens attend to their own end only.
+    """
+    layers, uniform = layer_maps(where, flow), dict[TokenMap, float]()
+    for at, windows in layers:
+        if at not in uniform:
+            uniform[at] = float(distances(at, windows).nanmean())
+    return tuple(uniform[at] for at, _ in layers)
+
+
+def attention_distance(
+    tape: Tape, where: TokenMap, flow: Sequence[AttentionStep | MergeStep] = ()
+) -> tuple[Tensor, ...]:
+    """How far each head looks, in input pixels: (heads,) of each layer. Figure 7, right; appendix D.7.
 
     As in the paper, the distance between query and key, weighted by attention, averaged over queries and
     images. Distances are between patch centres. The paper does not say what it does with the class token;
-    here tokens without a place are left out as queries and as keys, and what remains of each row is scaled
-    to sum to one (a row that looks at no place at all counts as looking at itself).
+    here tokens without a place, and padding, are left out as queries and as keys, and what remains of each row is
+    scaled to sum to one (a row that looks at no place at all counts as looking at itself).
+
+    `flow` is the network's `token_flow` and `where` the map of its first tokens; without a flow, every layer reads all
+    tokens.
 
     >>> import regard
     >>> model = regard.create("vit_nano", classes=3, size=16)
     >>> with regard.capture(model) as tape:
     ...     _ = model(torch.rand(2, 3, 16, 16))
-    >>> attention_distance(tape, model.token_map()).shape
-    torch.Size([4, 4])
+    >>> len(attention_distance(tape, model.token_map())), attention_distance(tape, model.token_map())[0].shape
+    (4, torch.Size([4]))
     """
-    apart, first = distances(where), len(where.prefix)
-    rows = []
-    for layer in range(len(tape)):
-        heads = []
-        for head in range(tape.heads(layer)):
-            weights = tape.attention(layer, head)
-            if weights.shape[-2:] != (where.tokens, where.tokens):
-                raise ConfigError(f"layer {layer} looks from {weights.shape[-2]} tokens at {weights.shape[-1]}, "
-                                  f"the map has {where.tokens}")  # fmt: skip
-            weights = weights[:, first:, first:].cpu().double()
-            weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
-            heads.append((weights * apart).sum(-1).mean())
-        rows.append(torch.stack(heads))
-    return torch.stack(rows).float()
+    layers = layer_maps(where, flow) or [(where, None)] * len(tape)
+    return tuple(_layer_distance(tape, layer, *at) for layer, at in enumerate(layers))
+
+
+def _layer_distance(tape: Tape, layer: int, where: TokenMap, windows: Tensor | None) -> Tensor:
+    apart, first = distances(where, windows), len(where.prefix)
+    tokens = where.tokens if windows is None else windows.shape[1]
+    heads = []
+    for head in range(tape.heads(layer)):
+        weights = tape.attention(layer, head)
+        if weights.shape[-2:] != (tokens, tokens):
+            raise ConfigError(f"layer {layer} looks from {weights.shape[-2]} tokens at {weights.shape[-1]}, "
+                              f"the map has {tokens}")  # fmt: skip
+        weights = weights[:, first:, first:].cpu().double().unflatten(0, (-1, len(apart)))
+        weights = weights.masked_fill(apart.isnan(), 0)
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
+        reach = (weights * apart.nan_to_num()).sum(-1)
+        heads.append(reach[:, ~apart.isnan().all(-1)].mean())
+    return torch.stack(heads).float()
 
 
 @dataclass(frozen=True)
 class TokenNorms:
     """How long each token is after every block, and which stand out after the last."""
 
-    norms: Tensor
-    """(layers, batch, tokens), prefix tokens included."""
+    norms: tuple[Tensor, ...]
+    """(batch, tokens) after each layer, prefix tokens included."""
     threshold: float
     """Above it, a placed token of the last block is an outlier."""
     where: TokenMap
+    """Of the last layer's tokens."""
 
     @property
-    def placed(self) -> Tensor:
-        """(layers, batch, places): the tokens that stand on the input."""
-        return self.norms[..., len(self.where.prefix) :]
+    def placed(self) -> tuple[Tensor, ...]:
+        """(batch, places) after each layer: the tokens that stand on the input."""
+        return tuple(norms[:, len(self.where.prefix) :] for norms in self.norms)
 
     @property
     def outliers(self) -> Tensor:
@@ -154,18 +206,18 @@ def token_norms(model: Network, x: Tensor) -> TokenNorms:
 
     >>> import regard
     >>> result = token_norms(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
-    >>> result.norms.shape, result.outliers.shape, int(result.outliers.sum())
-    (torch.Size([4, 2, 17]), torch.Size([2, 16]), 0)
+    >>> len(result.norms), result.norms[0].shape, result.outliers.shape, int(result.outliers.sum())
+    (4, torch.Size([2, 17]), torch.Size([2, 16]), 0)
     """
     norms: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: object, tokens: Tensor) -> None:
-        norms.append(tokens.float().norm(dim=-1).cpu())
+        norms.append(tokens.float().norm(dim=-1).flatten(1).cpu())
 
     with hooked([(block, keep) for block in blocks(model)]):
         model.eval()(x)
     where = model.token_map(tuple(x.shape[2:]))
-    return TokenNorms(torch.stack(norms), outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
+    return TokenNorms(tuple(norms), outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
 
 
 def outlier_threshold(norms: Tensor) -> float:

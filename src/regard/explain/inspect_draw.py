@@ -36,7 +36,8 @@ def draw_inspection(inspection: Inspection, path: Path) -> Path:
     if inspection.norms is not None and inspection.pictures is not None:
         before, after = inspection.norms, inspection.registered
         # The picture with the largest norm shows most; it stays the same after the registers.
-        image, top = int(before.placed[-1].amax(1).argmax()), float(before.placed.max())
+        image = int(before.placed[-1].amax(1).argmax())
+        top = max(float(placed.max()) for placed in before.placed)
         _norms(next(rows), before, inspection.pictures[image], image, top, "")
         if after is not None:
             added = after.where.tokens - before.where.tokens
@@ -62,7 +63,9 @@ def _figure_7(figure: Any, inspection: Inspection) -> None:
         _note(left, "embedding filters", "nothing in this network\nsees pixels through filters")
     else:
         _filters(left, inspection.filters)
-    if inspection.similarity is None:
+    if inspection.biases:
+        _biases(middle, inspection.biases)
+    elif inspection.similarity is None:
         _note(middle, "position similarity", "this network adds no positions")
     else:
         _similarity(middle, inspection.similarity)
@@ -114,11 +117,34 @@ def _similarity(ax: Any, similarity: Tensor) -> None:
     colour_bar(ax, painted, "cosine similarity", shrink=0.8)
 
 
-def _distance(ax: Any, distance: Tensor, uniform: float) -> None:
-    for layer, heads in enumerate(distance.tolist()):
-        ax.plot([layer] * len(heads), heads, "o", color=BLUE, alpha=0.7, markersize=5, markeredgewidth=0)
-    ax.axhline(uniform, color=ORANGE, linestyle="--", linewidth=1, label="uniform attention")
-    ax.set_ylim(0, 1.15 * max(uniform, float(distance.max())))
+def _biases(ax: Any, tables: Sequence[Tensor]) -> None:
+    """A tile per layer and head: the bias by the offset of query to key, none in the middle."""
+    planes = [table if table.ndim < 4 else table[:, table.shape[1] // 2] for table in tables]  # of volumes, one plane
+    planes = [plane if plane.ndim == 3 else plane[:, None] for plane in planes]
+    side, heads = planes[0].shape[1:], range(min(TILES, max(map(len, planes))))
+    layers = np.linspace(0, len(planes) - 1, min(len(planes), TILES)).round().astype(int)
+    empty = np.full((*side, 1), np.nan)
+    rows = [[planes[n][h].numpy()[..., None] if h < len(planes[n]) else empty for h in heads] for n in layers]
+    picture = tiles(rows, blank=np.nan)[..., 0]
+    top = float(np.nanmax(np.abs(picture))) or 1.0
+    painted = ax.imshow(picture, cmap="RdBu_r", vmin=-top, vmax=top)
+    for axis, chosen, length in ((ax.yaxis, layers, side[0] + 1), (ax.xaxis, heads, side[1] + 1)):
+        axis.set_ticks([n * length + (length - 2) / 2 for n in range(len(chosen))], [str(n) for n in chosen])
+    part = "" if tables[0].ndim < 4 else ", in one plane"
+    ax.set_title(f"relative position bias{part}", fontsize=10)
+    ax.set_xlabel("head; query minus key in each tile", fontsize=9)
+    ax.set_ylabel("layer", fontsize=9)
+    ax.tick_params(labelsize=8, length=0)
+    ax.spines[:].set_visible(False)
+    colour_bar(ax, painted, "added to the score", shrink=0.8)
+
+
+def _distance(ax: Any, distance: Sequence[Tensor], uniform: Sequence[float]) -> None:
+    for layer, heads in enumerate(distance):
+        ax.plot([layer] * len(heads), heads.tolist(), "o", color=BLUE, alpha=0.7, markersize=5, markeredgewidth=0)
+    edges = [n - 0.5 for n in range(len(uniform) + 1)]
+    ax.stairs(uniform, edges, baseline=None, color=ORANGE, linestyle="--", linewidth=1, label="uniform attention")
+    ax.set_ylim(0, 1.15 * max(*uniform, *(float(heads.max()) for heads in distance)))
     ax.legend(fontsize=8, frameon=False, loc="lower right")
     ax.set_xlim(-0.5, len(distance) - 0.5)
     ax.xaxis.get_major_locator().set_params(integer=True)
@@ -132,7 +158,7 @@ def _norms(figure: Any, norms: TokenNorms, picture: Tensor, image: int, top: flo
 
     figure.suptitle(f"token norms{title}", fontsize=10)
     left, middle, histogram, layers = figure.subplots(1, 4, width_ratios=(0.8, 0.95, 1, 1))
-    values, marked = norms.placed[-1, image], norms.outliers[image]
+    values, marked = norms.placed[-1][image], norms.outliers[image]
     plane = int(values.argmax()) // max(1, norms.where.places // norms.where.grid[0]) if picture.ndim == 4 else None
     shown, part = flat(picture.float().cpu().numpy(), None if plane is None else plane * norms.where.cell[0])
     show(left, shown)
@@ -170,16 +196,16 @@ def _histogram(ax: Any, norms: TokenNorms, top: float) -> None:
 
 def _through_layers(ax: Any, norms: TokenNorms) -> None:
     depth, prefix = range(len(norms.norms)), norms.where.prefix
-    lines = [("largest patch", norms.placed.flatten(1).amax(1), ORANGE, "o-"),
-             ("median patch", norms.placed.flatten(1).median(1).values, BLUE, "o-")]  # fmt: skip
+    lines = [("largest patch", [float(placed.max()) for placed in norms.placed], ORANGE, "o-"),
+             ("median patch", [float(placed.median()) for placed in norms.placed], BLUE, "o-")]  # fmt: skip
     registers = [name for name in prefix if name != "class"]
     for token, name in enumerate(prefix):
         shade = (
             f"{0.35 + 0.4 * registers.index(name) / max(1, len(registers) - 1):.2f}" if name in registers else "black"
         )
-        lines.append((name, norms.norms[:, :, token].mean(1), shade, "s:"))
+        lines.append((name, [float(layer[:, token].mean()) for layer in norms.norms], shade, "s:"))
     for name, values, colour, kind in lines:
-        ax.plot(depth, values.tolist(), kind, color=colour, markersize=4, linewidth=1.2, label=name)
+        ax.plot(depth, values, kind, color=colour, markersize=4, linewidth=1.2, label=name)
     ax.xaxis.get_major_locator().set_params(integer=True)
     names = -(-len(lines) // 2)  # in two columns, above the highest curve
     ax.set_ylim(0, ax.get_ylim()[1] * (1.05 + 0.075 * names))

@@ -19,11 +19,12 @@ from regard.explain.inspect import (
     Filters,
     TokenNorms,
     attention_distance,
-    distances,
+    bias_tables,
     filters,
     outlier_threshold,
     position_similarity,
     token_norms,
+    uniform_distance,
 )
 from regard.explain.inspect_draw import draw_inspection
 from regard.explain.registers import RegisterNeuron, find_register_neurons, with_test_time_registers
@@ -46,10 +47,12 @@ class Inspection:
     similarity: Tensor | None
     """(*grid, *grid): see `position_similarity`."""
     where: TokenMap
-    uniform: float
-    """Mean attention distance in pixels of uniform attention."""
-    distance: Tensor | None = None
-    """(layers, heads) in pixels: see `attention_distance`."""
+    uniform: tuple[float, ...]
+    """Mean attention distance in pixels of uniform attention, of each layer: see `uniform_distance`."""
+    biases: tuple[Tensor, ...] = ()
+    """(heads, *offsets) of each layer with relative positions: see `bias_tables`."""
+    distance: tuple[Tensor, ...] | None = None
+    """(heads,) of each layer, in pixels: see `attention_distance`."""
     norms: TokenNorms | None = None
     pictures: Tensor | None = None
     """(images, channels, *size) in 0..1, the network's inputs before normalisation."""
@@ -78,12 +81,16 @@ class Inspection:
         lines += [_outliers("token norms", self.norms)]
         if self.registered is not None:
             lines += [_outliers(f"with test-time registers, {len(self.neurons)} neurons moved", self.registered)]
-        lines += [f"attention distance in pixels; {self.uniform:.1f} is uniform attention", ""]
-        header = ("layer", "nearest head", "mean", "farthest head", "median norm", "largest norm", "outliers")
+        low, high = min(self.uniform), max(self.uniform)
+        even = f"{low:.1f} is uniform attention" if low == high else "uniform attention beside it"
+        lines += [f"attention distance in pixels; {even}", ""]
+        header = ("layer", "nearest head", "mean", "farthest head", *["uniform"] * (low < high), "median norm",
+                  "largest norm", "outliers")  # fmt: skip
         rows = []
         for layer, (heads, placed) in enumerate(zip(self.distance, self.norms.placed, strict=True)):
             count = int((placed > outlier_threshold(placed)).sum())
-            reach = (f"{value:.1f}" for value in (heads.min(), heads.mean(), heads.max()))
+            values = (heads.min(), heads.mean(), heads.max(), *[self.uniform[layer]] * (low < high))
+            reach = (f"{value:.1f}" for value in values)
             rows.append((layer, *reach, f"{placed.median():.1f}", f"{placed.max():.1f}", count))
         return "\n".join(lines) + "\n" + columns(header, rows)
 
@@ -107,8 +114,8 @@ def inspect_model(
 
     >>> import regard
     >>> result = inspect_model(regard.create("vit_nano", classes=3, size=16), torch.rand(2, 3, 16, 16))
-    >>> result.distance.shape, round(result.uniform, 2), len(result.describe().splitlines())
-    (torch.Size([4, 4]), 8.03, 9)
+    >>> len(result.distance), round(result.uniform[0], 2), len(result.describe().splitlines())
+    (4, 8.03, 9)
     """
     if registers < 0:
         raise ConfigError(f"registers={registers} is negative")
@@ -117,19 +124,22 @@ def inspect_model(
         components = filters(model)
     except RegardError:
         components = None
-    where = model.token_map()
-    similarity, uniform = position_similarity(model), float(distances(where).mean())
-    basis = Inspection(components, similarity, where, uniform, attends=attends(model))
+    first, flow = model.input_map(), model.token_flow()
+    similarity, uniform = position_similarity(model), uniform_distance(first, flow)
+    biases = bias_tables(model)
+    basis = Inspection(components, similarity, model.token_map(), uniform, biases, attends=attends(model))
     if pictures is None or not len(pictures) or not basis.attends:
         return basis
-    device, reach, norms = next(model.parameters()).device, [], []
+    device, reach, norms = next(model.parameters()).device, [torch.zeros(())] * len(uniform), []
     for start in range(0, len(pictures), BATCH):
         x = normalise(pictures[start : start + BATCH]).to(device)
         with torch.inference_mode(), capture(model) as tape:
             norms.append(token_norms(model, x))
-        reach.append(len(x) * attention_distance(tape, where))
+        heads = attention_distance(tape, first, flow)
+        reach = [total + len(x) * each for total, each in zip(reach, heads, strict=True)]
         tick(start + len(x))
-    result = replace(basis, distance=torch.stack(reach).sum(0) / len(pictures), norms=_joined(norms), pictures=pictures)
+    distance = tuple(total / len(pictures) for total in reach)
+    result = replace(basis, distance=distance, norms=_joined(norms), pictures=pictures)
     if not registers or not result.norms or not result.norms.outliers.any():
         return result
     few = pictures[result.norms.outliers.any(1)][:BATCH]  # pictures with outliers
@@ -147,7 +157,8 @@ def _outliers(name: str, norms: TokenNorms) -> str:
 
 def _joined(parts: list[TokenNorms]) -> TokenNorms:
     """Norms of several batches, concatenated."""
-    norms, where = torch.cat([part.norms for part in parts], dim=1), parts[0].where
+    norms = tuple(torch.cat(layer) for layer in zip(*(part.norms for part in parts), strict=True))
+    where = parts[0].where
     return TokenNorms(norms, outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
 
 

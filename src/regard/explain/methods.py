@@ -1,6 +1,6 @@
 """Seven explanation methods, each giving one value per token for one score: the target's logit.
 
-- Four use the recorded attention and its gradients only.
+- Four use the recorded attention and its gradients only. Three of them follow it to the input (`flow.py`).
 - Three (Grad-CAM, integrated gradients, occlusion) also suit networks without attention.
 - None needs a layer name or a reshape function.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.geometry import TokenMap
+from regard.explain.flow import Flow, attended, stage_maps, unwindowed, walk
+from regard.geometry import AttentionStep, MergeStep, TokenMap
 from regard.networks.base import Network, Output
 from regard.nn import MultiHeadAttention, Tape, capture
+from regard.nn.attention import exact_dtype
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,27 @@ class Case:
     """Told how far the work has come."""
 
     @property
+    def size(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[2:])
+
+    @property
     def where(self) -> TokenMap:
-        return self.model.token_map(tuple(self.x.shape[2:]))
+        """The last stage's tokens."""
+        return self.model.token_map(self.size)
+
+    @property
+    def first(self) -> TokenMap:
+        """The first stage's tokens."""
+        return self.model.input_map(self.size)
+
+    @property
+    def flow(self) -> Flow:
+        return self.model.token_flow(self.size)
+
+    @property
+    def stages(self) -> list[TokenMap]:
+        """The map of each layer of attention."""
+        return list(stage_maps(self.flow, self.first).values())
 
     def tape(self) -> Tape:
         """The attention of one forward pass."""
@@ -70,56 +92,68 @@ def require_gradients(model: Network) -> None:
         )
 
 
-def raw_attention(tape: Tape, where: TokenMap, *, layer: int = -1, head: int | None = None) -> Tensor:
+def raw_attention(
+    tape: Tape, where: TokenMap, flow: Flow | None = None, *, layer: int = -1, head: int | None = None
+) -> Tensor:
     """Attention of the output token in one layer (default: the last): (batch, places).
 
-    One head, or the mean over heads.
+    One head, or the mean over heads. Without a class token, the mean over the layer's tokens, each of which attends
+    within its window if the layer has windows. `where` is the map of the layer's tokens.
     """
-    return _read(tape.attention(layer, head), where)
+    tape.shape(layer)  # an error if there is no such layer
+    steps = [step for step in _flow(tape, flow) if isinstance(step, AttentionStep)]
+    step = steps[layer]
+    shares = attended(_start(tape, where, [step]), step.windows, lambda rows: tape.attention(step.layer, head, rows))
+    return _placed(shares, where)
 
 
-def rollout(tape: Tape, where: TokenMap, *, identity: bool = True) -> Tensor:
+def rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: bool = True) -> Tensor:
     """Attention rollout (Abnar & Zuidema, 2020): attention through all layers to the input, (batch, places).
 
     Heads are averaged, residual connections count as attention to oneself, A = (W + I) / 2, and the
     layers are multiplied. `identity=False` leaves out I, as in the ViT paper's appendix D.8.
+
+    `flow` is the network's `token_flow`; default: every layer on the tape reads all tokens. `where` is the map of the
+    first stage's tokens.
     """
-    return _read(_rolled(tape, tape.attention, identity), where)
+    half = 0.5 if identity else 0.0
+    flow = _flow(tape, flow)
+    shares = {"tokens": _start(tape, where, flow)}
+    rolled = walk(flow, shares, lambda layer, rows: tape.attention(layer, rows=rows), stay=half, move=1 - half)
+    return _placed(rolled["tokens"], where)
 
 
-def gradient_rollout(tape: Tape, where: TokenMap) -> Tensor:
+def gradient_rollout(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
     """Rollout of attention weighted by its gradient for the target: (batch, places).
 
     W is the mean over heads of (∇A ⊙ A)⁺, with rows normalised to sum to one. A row of zeros becomes attention to
     itself. Then as in `rollout`.
     """
 
-    def weights(layer: int) -> Tensor:
-        evidence = _positive_evidence(tape, layer)
+    def weights(layer: str, rows: slice) -> Tensor:
+        evidence = _positive_evidence(tape, layer, rows)
         total, itself = evidence.sum(-1, keepdim=True), torch.eye(evidence.shape[-1], device=evidence.device)
         return torch.where(total > 0, evidence / total.clamp_min(1e-30), itself)
 
-    return _read(_rolled(tape, weights), where)
+    flow = _flow(tape, flow)
+    return _placed(walk(flow, {"tokens": _start(tape, where, flow)}, weights)["tokens"], where)
 
 
-def relevance(tape: Tape, where: TokenMap) -> Tensor:
+def relevance(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
     """Chefer, Gur & Wolf (ICCV 2021), equations 5 and 6 for self-attention: (batch, places).
 
     R starts as the identity; each layer adds Ā R, where Ā is the mean over heads of (∇A ⊙ A)⁺.
     """
-    joint: Tensor | None = None
-    for layer in range(len(tape)):
-        evidence = _positive_evidence(tape, layer)
-        if joint is None:
-            joint = torch.eye(evidence.shape[-1], device=evidence.device).expand_as(evidence)
-        joint = joint + evidence @ joint
-    joint = _require_layers(joint, tape)
+    flow = _flow(tape, flow)
+    shares, weights = {"tokens": _start(tape, where, flow)}, partial(_positive_evidence, tape)
+    joint = walk(flow, shares, weights, stay=1.0, move=1.0)["tokens"]
     # Without the initial identity, which only says that every token is itself.
-    return _read(joint - torch.eye(joint.shape[-1], device=joint.device), where)
+    itself = walk([step for step in flow if isinstance(step, MergeStep)], shares, weights)["tokens"]
+    return _placed(joint - itself, where)
 
 
 def grad_cam(case: Case) -> Tensor:
-    """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places).
+    """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places) of the last stage.
 
     After that attention only the tokens that the head reads have a gradient, so this is the last layer where every
     patch has one. Without attention it is the original method, on the cells of the last feature map.
@@ -149,6 +183,9 @@ def grad_cam(case: Case) -> Tensor:
             handle.remove()
     (tokens,) = entered
     gradients = torch.autograd.grad(score, tokens)[0]
+    windows = next((step.windows for step in reversed(case.flow) if isinstance(step, AttentionStep)), None)
+    if windows is not None:
+        tokens, gradients = unwindowed(tokens, windows), unwindowed(gradients, windows)
     placed = slice(len(case.where.prefix), None)
     tokens, gradients = tokens[:, placed].detach(), gradients[:, placed]
     return (tokens * gradients.mean(1, keepdim=True)).sum(-1)
@@ -161,8 +198,9 @@ STEPS, MOST_STEPS, ENOUGH = 32, 256, 0.01
 def integrated_gradients(case: Case, *, steps: int | None = None, batch: int = 16) -> Attribution:
     """Integrated gradients (Sundararajan et al., 2017) from the mean picture to the input.
 
-    Gauss–Legendre in `steps` points, or as many as are needed. Summed over each token's pixels and channels; all
-    together they add up to the score's difference between the input and the mean picture (completeness).
+    Gauss–Legendre in `steps` points, or as many as are needed. Summed over the pixels and channels of each token of the
+    first stage; all together they add up to the score's difference between the input and the mean picture
+    (completeness).
     """
     if steps is not None and steps < 1:
         raise ConfigError(f"steps={steps} is too few", do="give at least 1")
@@ -189,7 +227,7 @@ def _integrated(case: Case, steps: int, batch: int) -> Tensor:
             way = (case.x.detach() * point.reshape(shape)).requires_grad_()
             gradients = torch.autograd.grad(case.score(way).sum(), way)[0]
         total += (gradients * weight.reshape(shape)).sum(0, keepdim=True)
-    return case.where.collect((total * case.x).sum(1))
+    return case.first.collect((total * case.x).sum(1))
 
 
 @torch.inference_mode()
@@ -197,7 +235,7 @@ def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
     """The drop of the score when a place is replaced by the mean colour (Zeiler & Fergus, 2014): (1, places).
 
     A window of `window` tokens per axis is moved by one token at a time. A token gets the mean over the windows
-    that cover it.
+    that cover it. Tokens are those of the last stage, which has the fewest: each costs a forward pass.
     """
     where = case.where
     if not 1 <= window <= min(where.grid):
@@ -216,34 +254,33 @@ def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
     return ((torch.cat(falls) @ covers) / covers.sum(0))[None]
 
 
-def _rolled(tape: Tape, weights: Callable[[int], Tensor], identity: bool = True) -> Tensor:
-    """The product of the layers' weights, later layers from the left, each averaged with the identity if asked for."""
-    joint: Tensor | None = None
-    for layer in range(len(tape)):
-        step = weights(layer)
-        if identity:
-            step = (step + torch.eye(step.shape[-1], device=step.device)) / 2
-        joint = step if joint is None else step @ joint
-    return _require_layers(joint, tape)
-
-
-def _positive_evidence(tape: Tape, layer: int) -> Tensor:
+def _positive_evidence(tape: Tape, layer: str, rows: slice) -> Tensor:
     """The mean over heads of (∇A ⊙ A)⁺: attention that supports the target."""
     heads = tape.heads(layer)
-    total = (tape.gradient(layer, 0) * tape.attention(layer, 0)).clamp_min(0)
+    total = (tape.gradient(layer, 0, rows) * tape.attention(layer, 0, rows)).clamp_min(0)
     for head in range(1, heads):
-        total += (tape.gradient(layer, head) * tape.attention(layer, head)).clamp_min(0)
+        total += (tape.gradient(layer, head, rows) * tape.attention(layer, head, rows)).clamp_min(0)
     return total / heads
 
 
-def _require_layers(joint: Tensor | None, tape: Tape) -> Tensor:
-    """The product; an error if the tape is empty."""
-    return tape.attention(0) if joint is None else joint
+def _flow(tape: Tape, flow: Flow | None) -> Flow:
+    return [AttentionStep(name) for name in tape.names] if flow is None else flow
 
 
-def _read(weights: Tensor, where: TokenMap) -> Tensor:
-    """The row of the class token, over the patch tokens; without a class token, the mean over the pooled rows."""
-    placed = slice(len(where.prefix), None)
+def _start(tape: Tape, where: TokenMap, flow: Flow) -> Tensor:
+    """What the head reads, as shares (batch, 1, tokens) of the last stage: the class token, or all placed tokens."""
+    device = tape.device
+    tokens = [where.tokens, *(len(step.children) for step in flow if isinstance(step, MergeStep))][-1]
+    layer = next(step for step in flow if isinstance(step, AttentionStep))
+    batch = tape.shape(layer.layer)[0] // (1 if layer.windows is None else len(layer.windows))
+    shares = torch.zeros(batch, 1, tokens, dtype=exact_dtype(device), device=device)
     if where.prefix[:1] == ("class",):
-        return weights[:, 0, placed]
-    return weights[:, placed, placed].mean(dim=1)
+        shares[..., 0] = 1.0
+    else:
+        shares[..., len(where.prefix) :] = 1 / (tokens - len(where.prefix))
+    return shares
+
+
+def _placed(shares: Tensor, where: TokenMap) -> Tensor:
+    """(batch, places) of shares (batch, 1, tokens)."""
+    return shares[:, 0, len(where.prefix) :].float()

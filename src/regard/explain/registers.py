@@ -36,6 +36,7 @@ def find_register_neurons(model: Network, x: Tensor, top: int = 10) -> list[Regi
     have any, in the layers up to the one where outliers appear. Here that is the first block after which
     the outliers' median norm exceeds that block's own threshold. Without outliers the list is empty.
     """
+    _require_vit(model)
     norms = token_norms(model, x)
     marked = norms.outliers.any(1)
     if not marked.any():
@@ -76,8 +77,7 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
     >>> changed.token_map().prefix
     ('class', 'register 0', 'register 1')
     """
-    if not isinstance(model, ViT):
-        raise ConfigError(f"test-time registers are for ViT, not for {type(model).__name__}")
+    model = _require_vit(model)
     if count < 0 or (neurons and not count):
         raise ConfigError(f"{count} registers cannot take what {len(neurons)} neurons do", do="add at least one")
     copy, old = deepcopy(model), model.config.registers
@@ -92,6 +92,12 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
         moved = [neuron.neuron for neuron in neurons if neuron.layer == layer]
         blocks(copy)[layer].mlp.act.register_forward_hook(_mover(moved, spare))
     return copy
+
+
+def _require_vit(model: Network) -> ViT:
+    if not isinstance(model, ViT):
+        raise ConfigError(f"test-time registers are for ViT, not for {type(model).__name__}")
+    return model
 
 
 def _mover(neurons: list[int], spare: slice) -> Callable[..., Tensor]:

@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from regard.console import Step
 from regard.errors import ConfigError, did_you_mean
-from regard.explain.inspect import blocks, hooked
+from regard.explain.inspect import blocks, hooked, layer_maps
 from regard.explain.methods import require_gradients
-from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
 
@@ -76,24 +75,23 @@ def head_excitement(model: nn.Module, layer: int, head: int) -> Excitement:
         kept: list[Tensor] = []
         with hooked([(attention.out, lambda _module, args, _output: kept.append(args[0]))]):
             model(x)
-        return kept[0][..., head * part : (head + 1) * part].norm(dim=-1).mean(-1)
+        return kept[0][..., head * part : (head + 1) * part].norm(dim=-1).reshape(len(x), -1).mean(-1)
 
     return excitement
 
 
-def token_excitement(
-    model: nn.Module, where: TokenMap, layer: int, token: int, channel: int | None = None
-) -> Excitement:
+def token_excitement(model: Network, layer: int, token: int, channel: int | None = None) -> Excitement:
     """The norm, or one channel, of the placed token number `token` (from 0, in raster order) after a block."""
     stack = blocks(model)
-    block = stack[_number("layer", layer, len(stack))]
+    layer = _number("layer", layer, len(stack))
+    block, where = stack[layer], layer_maps(model.input_map(), model.token_flow())[layer][0]
     at = len(where.prefix) + _number("token", token, where.places)
     if channel is not None:
         channel = _number("channel", channel, block.mlp.down.out_features)
 
     def excitement(x: Tensor) -> Tensor:
         kept: list[Tensor] = []
-        with hooked([(block, lambda _module, _args, tokens: kept.append(tokens[:, at]))]):
+        with hooked([(block, lambda _module, _args, tokens: kept.append(tokens.flatten(1, -2)[:, at]))]):
             model(x)
         return kept[0].norm(dim=-1) if channel is None else kept[0][:, channel]
 
@@ -137,7 +135,7 @@ def visualise(
     elif target is None and layer is not None and head is not None and token is channel is None:
         excitement, name = head_excitement(model, layer, head), f"layer {layer}, head {head}"
     elif target is None and layer is not None and token is not None and head is None:
-        excitement = token_excitement(model, where, layer, token, channel)
+        excitement = token_excitement(model, layer, token, channel)
         name = f"layer {layer}, token {token}" + ("" if channel is None else f", channel {channel}")
     else:
         raise ConfigError("what to excite is not clear", do="give target, or layer and head, or layer and token")

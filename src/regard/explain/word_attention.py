@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers
 from regard.errors import ConfigError, DataError, did_you_mean
 from regard.explain.attention_store import pack
+from regard.explain.flow import walk
+from regard.geometry import AttentionStep
 from regard.networks.decoding import beam_search, evaluating, greedy
 from regard.networks.translator import Translator
 from regard.nn import Attention, Tape, capture
@@ -79,6 +81,8 @@ class WordAttention:
     """The decoder's input: a start token, and the translation without its last token."""
     weights: dict[str, Tensor]
     """By kind, (layers, heads, queries, keys). A recurrent translator has only "cross", its alignment."""
+    flow: tuple[AttentionStep, ...]
+    """The translator's layers of attention, in order."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -121,24 +125,15 @@ class WordAttention:
         - decoder, from T = I and S = 0:      T ← ½ (I + Ā) T,  S ← ½ (I + Ā) S      (self-attention)
         -                                     T ← ½ T,          S ← ½ S + ½ Ā E      (cross-attention)
 
-        The rows of T, over the words read, and of S, over the source, sum to one together. Each cross-attention
-        halves T's part, so S's is 1 - 2⁻ᴸ after L layers, and S is divided by it. Norms do not move anything between
-        words, so pre-norm and post-norm have the same equations. An alignment alone is its own rollout.
+        The rows of T, over the words read, and of S, over the source, sum to one together. Only S is shown, and its
+        rows are scaled to sum to one. Norms do not move anything between words, so pre-norm and post-norm have the same
+        equations. An alignment alone is its own rollout.
         """
-        cross = self.weights["cross"].double().mean(1)
-        encoded = torch.eye(cross.shape[-1], dtype=cross.dtype)
-        for weights in self._means("encoder"):
-            encoded = (encoded + weights @ encoded) / 2
-        looks = self._means("decoder")
-        seen = torch.zeros_like(cross[0])
-        for layer, weights in enumerate(cross):
-            if looks:
-                seen = (seen + looks[layer] @ seen) / 2
-            seen = (seen + weights @ encoded) / 2
-        return (seen / (1 - 0.5 ** len(cross))).float()
-
-    def _means(self, kind: str) -> list[Tensor]:
-        return list(self.weights[kind].double().mean(1)) if kind in self.weights else []
+        layers = {kind: iter(weights.double().mean(1)) for kind, weights in self.weights.items()}
+        means = {step.layer: next(layers[_kind(step)])[None] for step in self.flow}
+        targets = torch.eye(len(self.target.ids), dtype=torch.float64)[None]
+        shares = walk(self.flow, {"target": targets}, lambda layer, rows: means[layer][rows])["source"][0]
+        return (shares / shares.sum(-1, keepdim=True)).float()
 
     def relevance(self) -> Tensor:
         """Relevance of each source word for the translation, (source words,): the mean of rollout over the target.
@@ -233,7 +228,8 @@ def record_words(
         _sentence(tokenizers.source, asked),
         _sentence(tokenizers.target, written),
         _sentence(tokenizers.target, read),
-        _by_kind(tape),
+        _by_kind(tape, model.token_flow()),
+        model.token_flow(),
     )
 
 
@@ -248,11 +244,16 @@ def _sentence(tokenizer: Tokenizer, ids: list[int]) -> Sentence:
     return Sentence(tokenizer.decode(ids), tuple(ids), tuple(tokenizer.pieces(ids)))
 
 
-def _by_kind(tape: Tape) -> dict[str, Tensor]:
+def _by_kind(tape: Tape, flow: tuple[AttentionStep, ...]) -> dict[str, Tensor]:
     """(layers, heads, queries, keys) of what looks at the source, at the words so far, and at both from outside."""
     layers_of: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    for number, name in enumerate(tape.names):
-        side = "encoder" if name.startswith("encoder.") else "decoder"
-        kind = "cross" if name.endswith(("cross", "alignment")) else side
-        layers_of[kind].append(torch.cat([tape.attention(number, head).cpu() for head in range(tape.heads(number))]))
+    for step in flow:
+        heads = range(tape.heads(step.layer))
+        layers_of[_kind(step)].append(torch.cat([tape.attention(step.layer, head).cpu() for head in heads]))
     return {kind: torch.stack(layers) for kind, layers in layers_of.items() if layers}
+
+
+def _kind(step: AttentionStep) -> str:
+    if step.reads is not None:
+        return "cross"
+    return "encoder" if step.stream == "source" else "decoder"

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.geometry import TokenMap
+from regard.geometry import AttentionStep, MergeStep, TokenMap
+from regard.nn.attention import Attention
 
 
 class Output(NamedTuple):
@@ -67,5 +68,16 @@ class Network(nn.Module):
         return self.repeated()
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
-        """The box of each token on an input of this size (default: the configured size)."""
+        """The box of each token of the last stage on an input of this size (default: the configured size)."""
         raise NotImplementedError
+
+    def input_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
+        """The box of each token of the first stage; without merges, that of the last."""
+        return self.token_map(size)
+
+    def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep | MergeStep, ...]:
+        """What moves information between tokens, in the order of the forward pass, on an input of this size.
+
+        Here: layers of attention over the whole sequence, one after the other.
+        """
+        return tuple(AttentionStep(name) for name, module in self.named_modules() if isinstance(module, Attention))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.geometry import TokenMap
+from regard.geometry import AttentionStep, TokenMap
 from regard.networks.base import Network
 from regard.networks.config import TextConfig
 
@@ -145,6 +145,10 @@ class Translator(Network):
     def step(self, words: Tensor, state: State) -> Tensor:
         """Features (B, K, width) for the next word of each beam, given its newest, `words` (B, K). The state advances
         by one word."""
+
+    @abstractmethod
+    def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep, ...]:
+        """Layers of attention on the streams "source" and "target"."""
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         """One token per word: `size` is the number of words, such as (7,); default: (1,)."""

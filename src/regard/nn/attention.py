@@ -39,8 +39,9 @@ def attend(
     """Scaled dot-product attention of queries (B, H, Q, D), keys (B, H, K, D) and values (B, H, K, E): (B, H, Q, E).
 
     `scale` is 1/√D unless given. `mask` is true where a query may attend. `bias` is added to the scaled
-    scores. Both broadcast to (B, H, Q, K). `causal` lets query i attend to keys 0 to i, itself included.
-    A query with no allowed key gives zeros. Runs the fused kernel; see `capture` for the weights.
+    scores. Both broadcast to (B, H, Q, K); fewer than B entries of the batch repeat, as windows of each image do.
+    `causal` lets query i attend to keys 0 to i, itself included. A query with no allowed key gives zeros.
+    Runs the fused kernel; see `capture` for the weights.
 
     >>> q, k = torch.tensor([[0.2, 0.9, 0.0]]), torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0]])
     >>> attend(q, k, k, scale=1.0)
@@ -103,8 +104,12 @@ def _limits(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor | None:
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask = past if mask is None else mask & past
     if bias is None or mask is None:
-        return mask if bias is None else bias
-    return bias.masked_fill(~mask, float("-inf"))
+        limits = mask if bias is None else bias
+    else:
+        limits = bias.masked_fill(~mask, float("-inf"))
+    if limits is None or limits.ndim < q.ndim or limits.shape[0] in (1, q.shape[0]):
+        return limits
+    return limits.repeat(q.shape[0] // limits.shape[0], *[1] * (limits.ndim - 1))
 
 
 def _softmax(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor:
@@ -154,6 +159,21 @@ class _Call(NamedTuple):
     gradients: dict[str, Tensor]
     """Under "last", the gradient of the output from the latest backward pass."""
 
+    def part(self, rows: slice) -> _Call:
+        """The call on a part of its batch."""
+        if self.q.ndim < 4 or rows == slice(None):
+            return self
+        numbers = torch.arange(len(self.q))[rows]
+
+        def limit(t: Tensor | None) -> Tensor | None:
+            """Masks and biases may have no batch axis, or fewer entries, which repeat."""
+            return t if t is None or t.ndim < 4 else t[numbers.to(t.device) % len(t)]
+
+        scoring = self.scoring._replace(mask=limit(self.scoring.mask), bias=limit(self.scoring.bias))
+        gradients = {key: t[rows] for key, t in self.gradients.items()}
+        v = None if self.v is None else self.v[rows]
+        return self._replace(q=self.q[rows], k=self.k[rows], v=v, scoring=scoring, gradients=gradients)
+
 
 class Tape:
     """The queries and keys of a model's latest forward pass, from which it computes the exact weights of any head.
@@ -191,14 +211,24 @@ class Tape:
         q = self._call(layer).q
         return q.shape[-3] if q.ndim > 2 else 1
 
-    def attention(self, layer: int | str, head: int | None = None) -> Tensor:
+    def shape(self, layer: int | str) -> tuple[int, int, int]:
+        """(batch, queries, keys) of a layer's weights; windows of attention count as samples of the batch."""
+        q, k = self._call(layer).q, self._call(layer).k
+        return (len(q) if q.ndim > 3 else 1), q.shape[-2], k.shape[-2]
+
+    @property
+    def device(self) -> torch.device:
+        return self._call(0).q.device
+
+    def attention(self, layer: int | str, head: int | None = None, rows: slice = slice(None)) -> Tensor:
         """The exact weights (batch, queries, keys) of one head; without `head`, the mean over heads.
 
-        Computed in double precision, one head at a time, and returned as float32.
+        Computed in double precision, one head at a time, and returned as float32. `rows` chooses a part of the batch,
+        for layers with many windows.
         """
-        return self._of_head(self._weights, layer, head)
+        return self._of_head(self._weights, layer, head, rows)
 
-    def gradient(self, layer: int | str, head: int | None = None) -> Tensor:
+    def gradient(self, layer: int | str, head: int | None = None, rows: slice = slice(None)) -> Tensor:
         """The gradient of each weight of one head: (batch, queries, keys).
 
         For a tape made with `gradients=True`, after a backward pass. The fused kernel never stores the
@@ -211,11 +241,13 @@ class Tape:
                 f"no gradient has reached layer {layer}",
                 do="inside the capture block, run the model with gradients on, then call backward on a scalar",
             )
-        return self._of_head(self._weight_gradients, layer, head)
+        return self._of_head(self._weight_gradients, layer, head, rows)
 
-    def _of_head(self, compute: Callable[[_Call, int], Tensor], layer: int | str, head: int | None) -> Tensor:
+    def _of_head(
+        self, compute: Callable[[_Call, int], Tensor], layer: int | str, head: int | None, rows: slice
+    ) -> Tensor:
         """One head, or the mean over heads computed one at a time."""
-        call, heads = self._call(layer), self.heads(layer)
+        call, heads = self._call(layer).part(rows), self.heads(layer)
         if head is None:
             total = compute(call, 0)
             for other in range(1, heads):
@@ -267,9 +299,13 @@ class Tape:
 
 
 def _precise(t: Tensor, head: int) -> Tensor:
-    """One head of (…, H, N, D), in double precision where the device has it."""
-    precise = torch.float32 if t.device.type == "mps" else torch.float64
-    return (t.select(-3, head) if t.ndim > 2 else t).to(precise)
+    """One head of (…, H, N, D), in `exact_dtype`."""
+    return (t.select(-3, head) if t.ndim > 2 else t).to(exact_dtype(t.device))
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """Double precision, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager

@@ -43,7 +43,8 @@ def _freeze(model: Network, freeze: int | str) -> None:
 def layer_numbers(model: Network) -> dict[str, int]:
     """The layer number of each parameter: 0 for stem, tokens and positions, then the blocks, then norm and head.
 
-    Counted as in BEiT (Bao et al., 2022) and MAE (He et al., 2022).
+    Counted as in BEiT (Bao et al., 2022) and MAE (He et al., 2022). A merge after a block counts with it, as in SimMIM
+    (Xie et al., 2022).
     """
     blocks, number, numbers = _blocks(model, "layer_decay"), 0, dict[str, int]()
     for name, _ in model.named_parameters():

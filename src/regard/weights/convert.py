@@ -19,7 +19,7 @@ from regard.weights.notes import LoadReport
 from regard.weights.run import to_json, write_text
 
 ENDINGS = {"regard": ".safetensors", "timm": ".safetensors", "torchvision": ".safetensors", "dinov2": ".safetensors",
-           "google": ".npz", "hf": ""}  # fmt: skip
+           "microsoft": ".safetensors",           "google": ".npz", "hf": ""}  # fmt: skip
 
 
 def convert(

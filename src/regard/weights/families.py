@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from regard.weights.family import Family
 from regard.weights.resnet import RESNET
+from regard.weights.swin import SWIN
 from regard.weights.vit import VIT
 
-FAMILIES: dict[str, Family] = {"vit": VIT, "resnet": RESNET, "mlp": Family(own="layers.0.linear.weight")}
+FAMILIES: dict[str, Family] = {
+    "vit": VIT,
+    "swin": SWIN,
+    "resnet": RESNET,
+    "mlp": Family(own="layers.0.linear.weight"),
+}
 
 NAMES = ("regard", *dict.fromkeys(known.name for family in FAMILIES.values() for known in family.formats))
 """Formats that weights are written in."""

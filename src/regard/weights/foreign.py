@@ -17,7 +17,7 @@ from regard.networks.config import ImageConfig
 from regard.weights.families import FAMILIES, NAMES
 from regard.weights.family import Family
 from regard.weights.files import Opened
-from regard.weights.names import COUNTS, IMAGENET, Format, detect, without_prefix
+from regard.weights.names import COUNTS, IMAGENET, INDEX, Format, detect, without_prefix
 from regard.weights.notes import Notes, shortened
 from regard.weights.others import name_of_other, refuse_others
 from regard.weights.timm_config import label_names
@@ -46,7 +46,7 @@ def recognise(opened: Opened) -> tuple[Opened, Family, Format]:
     differ += [f"{name}: not in the model" for name in nearest.read(opened.tensors)[1]]
     other = name_of_other(opened)
     raise RunError(
-        f"the file holds no Vision Transformer or ResNet that is known here{other and f', but {other}'}; "
+        f"the file holds no Vision Transformer, Swin or ResNet that is known here{other and f', but {other}'}; "
         f"from the nearest, {nearest.name}'s, it differs in\n    " + "\n    ".join(shortened(differ)),
         where=opened.path,
         do=f"formats tried: {', '.join(NAMES)}",
@@ -57,7 +57,7 @@ def read_foreign(
     opened: Opened, family: Family, format: Format, name: str | None, fields: dict[str, Any], notes: Notes
 ) -> tuple[dict[str, Tensor], ImageConfig]:
     """Our state dict and the config it fits, from another's tensors."""
-    known = {key: t for key, t in opened.tensors.items() if format.knows(key) and not key.endswith(COUNTS)}
+    known = {key: t for key, t in opened.tensors.items() if format.knows(key) and not key.endswith((COUNTS, INDEX))}
     require_floats(known, opened.path)
     dtypes = {str(t.dtype).removeprefix("torch.") for t in opened.tensors.values() if t.is_floating_point()}
     if dtypes - {"float32"}:

@@ -170,7 +170,7 @@ def _target(
         )
     if classes is not None:
         said["classes"] = classes
-    axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch") if key in fields}
+    axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch", "window") if key in fields}
     return change(config, said | fields | axes, where)
 
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 COUNTS = "num_batches_tracked"
-"""How a batch norm's counter is named: the one tensor of whole numbers."""
+"""How a batch norm's counter is named: a whole number."""
+INDEX = "relative_position_index"
+"""How Swin's index into its bias table is named: whole numbers too."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 

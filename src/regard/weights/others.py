@@ -9,7 +9,7 @@ from typing import Any
 from regard.errors import RunError
 from regard.weights.files import Opened
 
-READ = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn", "resnet", "bit", "marian")
+READ = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn", "swin", "resnet", "bit", "marian")
 """The model_type of every config.json of transformers that is read here."""
 
 _NAMES = {

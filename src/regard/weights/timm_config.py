@@ -16,7 +16,7 @@ _KNOWN_ARGS = {
     "no_embed_class", "reg_tokens", "init_values", "qkv_bias", "proj_bias", "qk_norm", "scale_attn_norm",
     "scale_mlp_norm", "pre_norm", "final_norm", "fc_norm", "dynamic_img_size", "dynamic_img_pad",
     "strict_img_size", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
-    "drop_path_rate", "weight_init", "fix_init", "num_heads", "global_pool", "act_layer",
+    "drop_path_rate", "weight_init", "depths", "window_size", "fix_init", "num_heads", "global_pool", "act_layer",
 }  # fmt: skip
 # What the architecture's name says and no tensor shows.
 _OTHERS = {

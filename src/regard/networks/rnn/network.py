@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.geometry import AttentionStep
 from regard.networks.rnn.config import RNNConfig, configure
 from regard.networks.translator import Memory, State, Translator
 from regard.nn import Attention, attend, attend_additive
@@ -178,6 +179,10 @@ class RNN(Translator):
         # The beams of a sentence are queries of the same source, like the words of a target in `decode`.
         memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
         return self._with_context(states.view(*words.shape, states.shape[-1]), memory)
+
+    def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep, ...]:
+        """Attention only: what moves along the recurrent states is not part of it."""
+        return () if self.alignment is None else (AttentionStep("alignment", "target", reads="source"),)
 
 
 def build(name: str, **changes: Any) -> RNN:

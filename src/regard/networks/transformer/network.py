@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.geometry import AttentionStep
 from regard.networks.transformer.config import TransformerConfig, configure
 from regard.networks.translator import Memory, State, Translator
 from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, KeyValueCache, MultiHeadAttention, WordPositions
@@ -113,6 +114,13 @@ class Transformer(Translator):
             x = block.step(x, KeyValueCache(*past[pair], *source[pair]), state.at, beam_mask, mask)  # pyright: ignore[reportCallIssue]
         state.at.add_(1)
         return self.decoder_norm(x)
+
+    def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep, ...]:
+        steps = [AttentionStep(f"encoder.{n}.attention", "source") for n in range(len(self.encoder))]
+        for n in range(len(self.decoder)):
+            steps.append(AttentionStep(f"decoder.{n}.attention", "target"))
+            steps.append(AttentionStep(f"decoder.{n}.cross", "target", reads="source"))
+        return tuple(steps)
 
 
 def build(name: str, **changes: Any) -> Transformer:

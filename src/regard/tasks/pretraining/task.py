@@ -47,7 +47,8 @@ class Task(ImageTask):
     def assemble(self, network: Network) -> MaskedAutoencoder:
         if not isinstance(network, ViT):
             name = self.config.model.model
-            raise ConfigError(f"{name} is no ViT, and has no patches to hide", do="choose a ViT, such as vit_s16")
+            what = f"{name} is no ViT: only there can hidden patches be left out of the sequence"
+            raise ConfigError(what, do="choose a ViT, such as vit_s16")
         options = self.config.task
         decoder = (options.decoder_width, options.decoder_depth, options.decoder_heads)
         return MaskedAutoencoder(network, MAEConfig(options.mask, *decoder, options.normalise))

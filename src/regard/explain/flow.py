@@ -1,0 +1,91 @@
+"""Shares followed backward through a network, from its last tokens to its first, along `Network.token_flow`.
+
+Rollout and relevance are this walk with different weights. What is followed is a vector over the tokens of a stage per
+target, so windows, merges and cross-attention need no token × token matrix of the whole network.
+
+Letters in shapes: B batch, T targets, N tokens, W windows, S slots of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.geometry import AttentionStep, MergeStep, TokenMap
+
+Flow = Sequence[AttentionStep | MergeStep]
+AT_ONCE = 2**23
+"""Weights of a layer that are computed at a time, if it has several windows or samples."""
+
+
+def walk(
+    flow: Flow,
+    shares: dict[str, Tensor],
+    weights: Callable[[str, slice], Tensor],
+    *,
+    stay: float = 0.5,
+    move: float = 0.5,
+) -> dict[str, Tensor]:
+    """Shares (B, T, N) of the last tokens, by stream, as shares of the first tokens.
+
+    In a layer of attention, `move` of a token's share goes to the tokens that it reads, by their weights, and `stay`
+    remains with it, as through a residual connection. A merged token's share is divided evenly among the tokens it was
+    made of. What goes to padding has no place and is dropped.
+
+    `weights` gives (B · W, queries, keys) of a layer by its name, for a part of its first axis.
+    """
+    shares = dict(shares)
+    for step in reversed(flow):
+        share = shares[step.stream]
+        if isinstance(step, MergeStep):
+            children = step.children.to(share.device)
+            each = share / (children >= 0).sum(-1)
+            shares[step.stream] = _scatter(each[..., None].expand(-1, -1, *children.shape), children)
+        else:
+            moved = move * attended(share, step.windows, partial(weights, step.layer))
+            shares[step.stream] = stay * share
+            read = step.reads or step.stream
+            shares[read] = shares[read] + moved if read in shares else moved
+    return shares
+
+
+def attended(share: Tensor, windows: Tensor | None, weights: Callable[[slice], Tensor]) -> Tensor:
+    """Shares (B, T, N) after one layer of attention: `share` times its weights, window by window."""
+    if windows is None:
+        slots = share[:, None]
+    else:
+        windows = windows.to(share.device)
+        slots = F.pad(share, (0, 1))[..., windows].transpose(1, 2)  # slot -1, padding, reads the zero at the end
+    rows = slots.flatten(0, 1)  # (B · W, T, S)
+    count = max(1, AT_ONCE // rows.shape[-1] ** 2)
+    parts = [rows[n : n + count] @ weights(slice(n, n + count)).to(rows) for n in range(0, len(rows), count)]
+    moved = torch.cat(parts).unflatten(0, slots.shape[:2])
+    return moved[:, 0] if windows is None else _scatter(moved.transpose(1, 2), windows)
+
+
+def _scatter(values: Tensor, index: Tensor) -> Tensor:
+    """Values (B, T, *index.shape) added up by token, (B, T, N); those of index -1 are dropped."""
+    tokens = int(index.max()) + 1
+    target = torch.where(index < 0, tokens, index).flatten()
+    return values.new_zeros(*values.shape[:2], tokens + 1).index_add_(-1, target, values.flatten(2))[..., :tokens]
+
+
+def unwindowed(values: Tensor, windows: Tensor) -> Tensor:
+    """Values of slots (B · W, S, C) as values of tokens (B, N, C), in raster order and without padding."""
+    order = windows.flatten().argsort()[int((windows < 0).sum()) :]
+    return values.unflatten(0, (-1, len(windows))).flatten(1, 2)[:, order.to(values.device)]
+
+
+def stage_maps(flow: Flow, first: TokenMap) -> dict[str, TokenMap]:
+    """By name, the map of the tokens in each layer of attention; `first` is that of the first stage."""
+    maps, where = dict[str, TokenMap](), first
+    for step in flow:
+        if isinstance(step, MergeStep):
+            where = where.merged()
+        else:
+            maps[step.layer] = where
+    return maps
