@@ -150,8 +150,8 @@ reads (all, a window, another sentence), and which tokens merge into one. `rollo
 start with what the head reads (the class token, or the mean over the last tokens) and walk that list backward
 ([`explain/flow.py`](../src/regard/explain/flow.py)). In a layer of attention, a part of each token's share moves by the
 method's weights, averaged over heads, and a part stays; a merged token's share is divided evenly among the tokens it
-was made of. Attention to padding has no place and is dropped. Where a grid is padded, places near the padding get less,
-with random weights too: the likeness of such maps is higher ([LOG.md](LOG.md)).
+was made of. Attention to padding has no place: relevance drops it, rollouts share it out among the window's tokens
+([LOG.md](LOG.md)).
 ViT, Swin (in 2D and 3D) and the translators use the same walk; it is held to full token × token matrices multiplied out
 (`test_followed_shares_equal_full_matrices_multiplied`).
 

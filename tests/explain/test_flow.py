@@ -81,6 +81,12 @@ def full(weights: Tensor, grid, window, shift) -> Tensor:
     return matrix
 
 
+def of_one(matrix: Tensor) -> Tensor:
+    """Rows of one: what went to padding is shared out; a row of zeros becomes attention to itself."""
+    total = matrix.sum(1, keepdim=True)
+    return torch.where(total > 0, matrix / total, torch.eye(len(matrix)).double())
+
+
 def merge_matrix(grid: tuple[int, ...]) -> Tensor:
     """(tokens after, tokens before), rows of one."""
     before, after = places(grid), places(tuple(math.ceil(side / 2) for side in grid))
@@ -110,6 +116,8 @@ def brute_force(model: Network, kept: list[Tensor], method: str, sample: int) ->
                 total = weights.sum(-1, keepdim=True)
                 weights = torch.where(total > 0, weights / total, torch.eye(weights.shape[-1]).double())
             matrix, itself = full(weights, grid, window, shift), torch.eye(math.prod(grid)).double()
+            if method != "relevance":
+                matrix = of_one(matrix)
             if method == "relevance":
                 step = itself + matrix
             elif method == "rollout without identity":
@@ -182,7 +190,7 @@ def test_raw_attention_is_the_mean_over_queries_on_the_layers_own_grid(layer, bl
     where = METHODS["attention"].where(case, {"layer": layer})
     got = raw_attention(case.tape(), where, case.flow, layer=layer, head=1)
     matrix = full(kept[layer][: len(kept[layer]) // 2, 1].detach(), where.grid, *cut(model, block, where.grid))
-    torch.testing.assert_close(got[0].double(), matrix.mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(got[0].double(), of_one(matrix).mean(0), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
@@ -224,6 +232,8 @@ def test_merges_and_padding_by_hand():
     # Merge: .1, .1, .2, .2, .4. Attention: .09 + .05, .01 + .05, 0, .4, .1 (.3 goes to padding)
     moved = flow.walk(steps, start, lambda _, rows: weights[rows], stay=0.0, move=1.0)["tokens"]
     torch.testing.assert_close(moved, torch.tensor([[[0.14, 0.06, 0.0, 0.4, 0.1]]]))
+    kept = flow.walk(steps, start, lambda _, rows: weights[rows], stay=0.0, move=1.0, rescale=True)["tokens"]
+    torch.testing.assert_close(kept, torch.tensor([[[0.14, 0.06, 0.0, 0.4, 0.4]]]))
     half = flow.walk(steps, start, lambda _, rows: weights[rows])["tokens"]
     torch.testing.assert_close(half, (moved + torch.tensor([0.1, 0.1, 0.2, 0.2, 0.4])) / 2)
 

@@ -29,12 +29,13 @@ def walk(
     *,
     stay: float = 0.5,
     move: float = 0.5,
+    rescale: bool = False,
 ) -> dict[str, Tensor]:
     """Shares (B, T, N) of the last tokens, by stream, as shares of the first tokens.
 
     In a layer of attention, `move` of a token's share goes to the tokens that it reads, by their weights, and `stay`
     remains with it, as through a residual connection. A merged token's share is divided evenly among the tokens it was
-    made of. What goes to padding has no place and is dropped.
+    made of. What goes to padding has no place and is dropped, or, with `rescale`, goes to the tokens beside it.
 
     `weights` gives (B · W, queries, keys) of a layer by its name, for a part of its first axis.
     """
@@ -46,25 +47,38 @@ def walk(
             each = share / (children >= 0).sum(-1)
             shares[step.stream] = _scatter(each[..., None].expand(-1, -1, *children.shape), children)
         else:
-            moved = move * attended(share, step.windows, partial(weights, step.layer))
+            moved = move * attended(share, step.windows, partial(weights, step.layer), rescale)
             shares[step.stream] = stay * share
             read = step.reads or step.stream
             shares[read] = shares[read] + moved if read in shares else moved
     return shares
 
 
-def attended(share: Tensor, windows: Tensor | None, weights: Callable[[slice], Tensor]) -> Tensor:
+def attended(
+    share: Tensor, windows: Tensor | None, weights: Callable[[slice], Tensor], rescale: bool = False
+) -> Tensor:
     """Shares (B, T, N) after one layer of attention: `share` times its weights, window by window."""
     if windows is None:
         slots = share[:, None]
     else:
         windows = windows.to(share.device)
         slots = F.pad(share, (0, 1))[..., windows].transpose(1, 2)  # slot -1, padding, reads the zero at the end
-    rows = slots.flatten(0, 1)  # (B · W, T, S)
+    rows, parts = slots.flatten(0, 1), []  # (B · W, T, S)
     count = max(1, AT_ONCE // rows.shape[-1] ** 2)
-    parts = [rows[n : n + count] @ weights(slice(n, n + count)).to(rows) for n in range(0, len(rows), count)]
+    for some in torch.arange(len(rows)).split(count):
+        part = weights(slice(int(some[0]), int(some[-1]) + 1)).to(rows)
+        if windows is not None and rescale:
+            part = _over_tokens(part, windows[some % len(windows)] >= 0)
+        parts.append(rows[some] @ part)
     moved = torch.cat(parts).unflatten(0, slots.shape[:2])
     return moved[:, 0] if windows is None else _scatter(moved.transpose(1, 2), windows)
+
+
+def _over_tokens(weights: Tensor, real: Tensor) -> Tensor:
+    """Weights (W, S, S) rescaled to sum to one over the slots (W, S) with tokens; a row of zeros is all for itself."""
+    weights = weights * real[:, None]
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total.clamp_min(1e-30), torch.eye(weights.shape[-1]).to(weights))
 
 
 def _scatter(values: Tensor, index: Tensor) -> Tensor:

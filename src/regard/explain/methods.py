@@ -103,15 +103,16 @@ def raw_attention(
     tape.shape(layer)  # an error if there is no such layer
     steps = [step for step in _flow(tape, flow) if isinstance(step, AttentionStep)]
     step = steps[layer]
-    shares = attended(_start(tape, where, [step]), step.windows, lambda rows: tape.attention(step.layer, head, rows))
-    return _placed(shares, where)
+    start, weights = _start(tape, where, [step]), partial(tape.attention, step.layer, head)
+    return _placed(attended(start, step.windows, weights, rescale=True), where)
 
 
 def rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: bool = True) -> Tensor:
     """Attention rollout (Abnar & Zuidema, 2020): attention through all layers to the input, (batch, places).
 
     Heads are averaged, residual connections count as attention to oneself, A = (W + I) / 2, and the
-    layers are multiplied. `identity=False` leaves out I, as in the ViT paper's appendix D.8.
+    layers are multiplied. `identity=False` leaves out I, as in the ViT paper's appendix D.8. Attention to padding has
+    no place; the window's tokens share it.
 
     `flow` is the network's `token_flow`; default: every layer on the tape reads all tokens. `where` is the map of the
     first stage's tokens.
@@ -119,8 +120,11 @@ def rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: 
     half = 0.5 if identity else 0.0
     flow = _flow(tape, flow)
     shares = {"tokens": _start(tape, where, flow)}
-    rolled = walk(flow, shares, lambda layer, rows: tape.attention(layer, rows=rows), stay=half, move=1 - half)
-    return _placed(rolled["tokens"], where)
+
+    def weights(layer: str, rows: slice) -> Tensor:
+        return tape.attention(layer, rows=rows)
+
+    return _placed(walk(flow, shares, weights, stay=half, move=1 - half, rescale=True)["tokens"], where)
 
 
 def gradient_rollout(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
@@ -136,7 +140,7 @@ def gradient_rollout(tape: Tape, where: TokenMap, flow: Flow | None = None) -> T
         return torch.where(total > 0, evidence / total.clamp_min(1e-30), itself)
 
     flow = _flow(tape, flow)
-    return _placed(walk(flow, {"tokens": _start(tape, where, flow)}, weights)["tokens"], where)
+    return _placed(walk(flow, {"tokens": _start(tape, where, flow)}, weights, rescale=True)["tokens"], where)
 
 
 def relevance(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
