@@ -33,6 +33,9 @@ from regard.nn.windows import (
     to_windows,
 )
 
+DEEP = 6
+"""Blocks of a stage up to which it is compiled as a whole; more would take minutes."""
+
 
 class Stage(nn.Module):
     """Blocks on one grid, every second one with shifted windows; then, in all but the last stage, a merge."""
@@ -135,7 +138,12 @@ class Swin(Network):
         return [*self.repeated(), *self.merges()]
 
     def compiled(self) -> list[nn.Module]:
-        return [*self.repeated(), *self.merges(), self.norm]
+        """Stages as a whole: torch keeps eight graphs of one forward, and blocks of two sizes would need more."""
+        parts: list[nn.Module] = []
+        for stage in self.stages:
+            pieces = [module for module in stage.modules() if isinstance(module, (WindowBlock, PatchMerging))]
+            parts += [stage] if len(pieces) <= DEEP + 1 else pieces
+        return [*parts, self.norm]
 
     def input_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size
