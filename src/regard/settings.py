@@ -30,7 +30,7 @@ OTHER_NAMES = {
     "num_workers": "workers", "output": "out", "output_dir": "out", "name": "out", "opt": "optimizer",
     "pretrained": "weights", "checkpoint": "weights", "val_split": "holdout", "augment": "policy", "grad_clip": "clip",
     "amp": "precision", "smoothing": "label_smoothing", "patch_size": "patch", "dim": "width", "embed_dim": "width",
-    "num_heads": "heads", "layers": "depth", "num_layers": "depth",
+    "num_heads": "heads", "layers": "depth", "num_layers": "depth", "num_classes": "classes", "nb_classes": "classes",
 }  # fmt: skip
 """What settings are called elsewhere."""
 MAX_MEGAPIXELS = 64.0
