@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 timm = pytest.importorskip("timm")
 
 from timm.layers import HybridEmbed  # noqa: E402  # pyright: ignore[reportMissingImports]
-from timm.models.eva import Eva  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models._hub import save_config_for_hf  # noqa: E402  # pyright: ignore[reportMissingImports]
+from timm.models.eva import Eva  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.resnetv2 import ResNetV2  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402  # pyright: ignore[reportMissingImports]
