@@ -266,7 +266,7 @@ class Inspect:
         from regard.explain.inspection import own_pictures
 
         check_ending(Path(self.out))
-        most = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
+        most: dict[str, Any] = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
         predictor = _images(self.run_folder, quiet=self.quiet, **most, **_fields(self.size, self.heads))
         images = find_images(self.inputs) if self.inputs else []
         if not self.inputs:

@@ -152,10 +152,10 @@ def _joined(parts: list[TokenNorms]) -> TokenNorms:
     return TokenNorms(norms, outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
 
 
-def own_pictures(run: str | Path, preparation: Preparation, most: int = 32, **how: Any) -> Tensor:
+def own_pictures(run: str | Path, preparation: Preparation, most: int = 32, **reading: Any) -> Tensor:
     """Up to `most` test images of the data of a run (validation images if it has no test split).
 
-    `how` says how they are read, where not as the run read them. An error if `run` is a checkpoint file or its data
+    `reading` says how they are read, where not as the run read them. An error if `run` is a checkpoint file or its data
     has changed.
     """
     if not Path(run).expanduser().is_dir():
@@ -164,7 +164,7 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32, **ho
     rows = folder.split_rows()
     if "label" not in rows[0]:
         raise DataError("the run has no images", where=run, do="give images")
-    labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading() | how, folder.path)
+    labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading() | reading, folder.path)
     source = open_source(folder.read_config().data, labels, how)
     number = {sample.key: n for n, sample in enumerate(source.samples)}
     splits = {row["split"] for row in rows}

@@ -48,6 +48,8 @@ class Task(ImageTask):
         if not isinstance(network, ViT):
             name = self.config.model.model
             raise ConfigError(f"{name} is no ViT, and has no patches to hide", do="choose a ViT, such as vit_s16")
+        if self.job.origins.get("head") == "flag":
+            raise ConfigError("pre-training has no head, so --head has no effect", do="give it when fine-tuning")
         options = self.config.task
         decoder = (options.decoder_width, options.decoder_depth, options.decoder_heads)
         return MaskedAutoencoder(network, MAEConfig(options.mask, *decoder, options.normalise))
