@@ -100,8 +100,11 @@ def test_a_map_is_told_with_its_checks_or_without(cli, run_folder, digit_files, 
 def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.explain.draw.ROWS", 2)
     flags = ("--out", tmp_path / "why.svg", "--method", "attention", "--head", 1)
-    code, out, _ = cli("explain", run_folder, digit_files, *flags)
+    code, out, err = cli("explain", run_folder, digit_files, *flags)
     assert code == 0
+    before, *later = [line for line in err.splitlines() if "explaining" in line or "checks of" in line]
+    assert before == "5 images: attention, checks of each map, which take most of the time (--checks none leaves them out)"
+    assert later[-1].startswith("explaining 5/5"), "and progress"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["why-2.svg", "why-3.svg", "why.svg"]
     assert "random maps" in out
 
