@@ -161,7 +161,7 @@ def page(results: dict[str, Any]) -> str:
         table(about),
         WITHOUT_ATTENTION,
         f"What follows was measured by `python benchmarks/explain.py` on {results['machine']}: {results['images']} "
-        "pictures per table, mean and standard error.",
+        f"pictures per table, mean and standard error{results.get('times', '')}.",
     ]
     for name, (title, text) in sets.items():
         if name in results:

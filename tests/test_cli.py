@@ -103,7 +103,9 @@ def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_
     code, out, err = cli("explain", run_folder, digit_files, *flags)
     assert code == 0
     before, *later = [line for line in err.splitlines() if "explaining" in line or "checks of" in line]
-    assert before == "5 images: attention, checks of each map, which take most of the time (--checks none leaves them out)"
+    assert (
+        before == "5 images: attention, checks of each map, which take most of the time (--checks none leaves them out)"
+    )
     assert later[-1].startswith("explaining 5/5"), "and progress"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["why-2.svg", "why-3.svg", "why.svg"]
     assert "random maps" in out
