@@ -19,7 +19,8 @@ from regard.geometry import TokenMap
 MIN_GAIN = 0.01
 """A gain that is no hundredth is none, however many random maps have less."""
 MAPS = 16
-"""Random maps to compare with. With 8, every fourth verdict on planted causes changes with the seed, with 16 every tenth."""
+"""Random maps to compare with. With 8, every fourth verdict on planted causes changes with the seed, with 16
+every tenth."""
 CONSTANT = 1e-6
 """An answer that moves by less than this does not move."""
 
