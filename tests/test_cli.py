@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import regard
 from regard.cli.flags import MODEL_FIELDS, Parser, add_settings, parse
-from regard.data import read_image
+from regard.data import open_source, read_image
+from regard.explain import inspection
 from regard.tasks import TASKS
 from regard.tasks.image_predictor import ImagePredictor
 
@@ -98,8 +100,13 @@ def test_a_map_is_told_with_its_checks_or_without(cli, run_folder, digit_files, 
 def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.explain.draw.ROWS", 2)
     flags = ("--out", tmp_path / "why.svg", "--method", "attention", "--head", 1)
-    code, out, _ = cli("explain", run_folder, digit_files, *flags)
+    code, out, err = cli("explain", run_folder, digit_files, *flags)
     assert code == 0
+    before, *later = [line for line in err.splitlines() if "explaining" in line or "checks of" in line]
+    assert (
+        before == "5 images: attention, checks of each map, which take most of the time (--checks none leaves them out)"
+    )
+    assert later[-1].startswith("explaining 5/5"), "and progress"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["why-2.svg", "why-3.svg", "why.svg"]
     assert "random maps" in out
 
@@ -347,3 +354,50 @@ def test_sizes_below_one_are_refused_before_any_data_is_read(cli, flags):
     assert code == 2
     assert f"{flags[0][2:]} must be at least 1" in err
     assert "reading" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("train digits --learning-rate 1", "it is called --lr"),
+        ("train digits --flip=True", "--flip is a switch.*give --flip or --no-flip"),
+        ("train digits --no-flip=1", "--no-flip is a switch.*give --flip or --no-flip"),
+        ("train digits --flip True", "a switch takes no value"),
+        ("eval RUN DATA --imgsz 32", "it is called --size"),
+        ("eval --weights RUN DATA", "it is given without a flag: regard eval RUN DATA"),
+        ("eval RUN DATA --mirror=True", "--mirror is a switch.*give --mirror or --no-mirror"),
+        ("predict RUN DATA --image-size 32", "it is called --size"),
+        ("explain RUN DATA --num-heads 3", "it is called --heads"),
+        ("probe RUN DATA --imgsz=32", "it is called --size"),
+        ("probe --checkpoint RUN --data-dir DATA", "it is given without a flag: regard probe RUN_FOLDER DATA"),
+        ("probe RUN DATA --label_colum x", "did you mean --label-column"),
+        ("inspect RUN --output x.png", "it is called --out"),
+        ("inspect RUN --quiet=True", "--quiet is a switch.*give --quiet or --no-quiet"),
+        ("convert FILE OUT --to timm --arch vit_b16", "it is called --model"),
+        ("convert FILE OUT --to timm --num-classes 3", "it is called --classes"),
+        ("compare --runs a b", "it is given without a flag: regard compare RUNS"),
+        ("models --all", "see regard models --help"),
+    ],
+)
+def test_other_names_of_flags_are_answered_with_the_right_one(cli, words, answer):
+    code, _, err = cli(*words.split())
+    assert code == 2
+    assert re.search(rf"(?s)\Aerror: .*{answer}", err), err
+
+
+def test_inspect_reads_images_as_large_as_it_is_told_to(cli, run_folder, tmp_path, monkeypatch):
+    Image.new("L", (40, 40)).save(tmp_path / "scan.png")
+    code, _, err = cli("inspect", run_folder, tmp_path / "scan.png", "--max-megapixels", 0.001)
+    assert code == 2
+    assert "give --max-megapixels" in err
+    flags = ("--max-megapixels", 0.002, "--out", tmp_path / "inspected.png")
+    assert cli("inspect", run_folder, tmp_path / "scan.png", *flags)[0] == 0
+    limits: list[float] = []
+
+    def opened(data: Any, labels: bool, how: Any) -> Any:
+        limits.append(how.max_megapixels)
+        return open_source(data, labels, how)
+
+    monkeypatch.setattr(inspection, "open_source", opened)
+    assert cli("inspect", run_folder, "--max-megapixels", 3, "--out", tmp_path / "own.png")[0] == 0
+    assert limits == [3.0], "the run's own images too"

@@ -105,6 +105,15 @@ def test_files_of_a_run_that_hold_something_else(refused, run_folder, tmp_path, 
         refused(*command, said=("",))
 
 
+@pytest.mark.parametrize("contents", ["[]", "{}", "{", '{"data": "x", "task": "classification", "settings": 3}'])
+def test_weights_of_a_run_with_damaged_settings(refused, run_folder, tmp_path, contents):
+    run = shutil.copytree(run_folder, tmp_path / "run", dirs_exist_ok=True)
+    (run / "config.json").write_text(contents)
+    for words in (("train", "digits", "--from", run, "--dry-run"), ("convert", run, "out.safetensors", "--to", "timm")):
+        refused(*words, said=("config.json",))
+    assert not Path("out.safetensors").exists()
+
+
 def test_settings_that_would_have_no_effect(refused):
     refused(
         "train", "digits", "--dry-run", "--strength", "0.5", said=("strength is of RandAugment only", "--policy rand")

@@ -145,7 +145,7 @@ class Machine(Group):
 class ImageMachine(Machine):
     workers: int | None = setting(
         None,
-        "Loader processes. Default: none if the images fit in memory, else one fewer than cores, up to 16.",
+        "Loader processes, for images that are not kept in memory. Default: one fewer than cores, up to 16.",
         least=0,
     )
     shard: bool = setting(False, "With several processes: shard the weights over them (FSDP2) in place of DDP.")

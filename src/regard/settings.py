@@ -30,6 +30,7 @@ OTHER_NAMES = {
     "pretrained": "weights", "checkpoint": "weights", "val_split": "holdout", "augment": "policy", "grad_clip": "clip",
     "amp": "precision", "smoothing": "label_smoothing", "patch_size": "patch", "dim": "width", "embed_dim": "width",
     "num_heads": "heads", "layers": "depth", "num_layers": "depth", "window_size": "window",
+    "num_classes": "classes", "nb_classes": "classes",
 }  # fmt: skip
 """What settings are called elsewhere."""
 

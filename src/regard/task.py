@@ -337,7 +337,8 @@ class Task(ABC):
         """The result without the samples that the model has seen, which keeps the whole one beside it."""
         return result
 
-    def doubts(self, summary: dict[str, Any]) -> list[str]:
+    @staticmethod
+    def doubts(summary: dict[str, Any]) -> list[str]:
         """What in a summary speaks against the model, in sentences."""
         return []
 

@@ -117,8 +117,11 @@ def test_a_head_that_is_not_trained_cannot_be_tested():
     assert sum(seen) == 1 + 4 + 2, "beside the map, four probes and two twins"
     torch.nn.init.normal_(model.head.weight)
     seen.clear()
-    assert "cannot be tested" not in explain_class(model, x, method="rollout").verdict
-    assert sum(seen) > 100
+    tested = explain_class(model, x, method="rollout")
+    assert "cannot be tested" not in tested.verdict
+    assert tested.scores
+    assert tested.scores.maps == 16
+    assert sum(seen) > 200
     seen.clear()
     bare = explain_class(model, x, method="rollout", checks="none")
     assert sum(seen) == 1

@@ -12,11 +12,13 @@ timm = pytest.importorskip("timm")
 
 from timm.layers import HybridEmbed  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models._hub import save_config_for_hf  # noqa: E402  # pyright: ignore[reportMissingImports]
+from timm.models.eva import Eva  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.resnetv2 import ResNetV2  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402  # pyright: ignore[reportMissingImports]
 from timm.models.vision_transformer_hybrid import _resnetv2  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 import regard  # noqa: E402
+from regard.errors import RunError  # noqa: E402
 from regard.networks.resnet.bit import HybridStem  # noqa: E402
 from regard.networks.vit import network as vit  # noqa: E402
 from regard.registry import MODELS  # noqa: E402
@@ -280,3 +282,15 @@ def test_its_bit_both_ways(tmp_path):
         assert_close(ours(picture(64, 48)).logits, theirs(picture(64, 48)))
     convert(tmp_path / "r.safetensors", tmp_path / "back.safetensors", to="timm")
     assert_equal(load_file(tmp_path / "back.safetensors"), theirs.state_dict())
+
+
+EVA_02 = {"qkv_fused": False, "swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "more"), [({}, ""), (EVA_02, ""), (EVA_02 | {"scale_mlp": True}, r".*a gated MLP \(SwiGLU\)")]
+)
+def test_eva_is_refused_by_its_name(fields, more, tmp_path):
+    torch.save(Eva(**SMALL | {"img_size": 16} | fields).state_dict(), tmp_path / "eva.pt")
+    with pytest.raises(RunError, match=rf"another network: .*as in EVA{more}"):
+        regard.create(weights=tmp_path / "eva.pt", heads=4)

@@ -87,7 +87,7 @@ def test_the_report_runs_its_own_scripts_and_no_others(run_folder):
     assert not re.search(r'(?:src|href)="(?!data:|#)', html)
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs a browser")
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_a_browser_shows_what_the_scripts_make_and_refuses_nothing(run_folder):
     import subprocess
 

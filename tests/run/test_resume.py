@@ -7,6 +7,8 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from regard.data.batch import Batch
 from regard.errors import ConfigError, DataError, RunError
 from regard.settings import RunConfig
 from regard.tasks.classification.loss import CrossEntropy
-from regard.training import load_state
+from regard.training import World, load_state
 from regard.training.fits import _try_out
 from regard.training.step import Step
 from regard.training.stopping import STOP_FILE
@@ -323,6 +325,20 @@ def test_memory_that_never_suffices_is_an_error(picture_folder, tmp_path, monkey
     Trouble(monkeypatch, none)
     with pytest.raises(RunError, match="out of memory at"):
         quick(picture_folder, tmp_path / "run")
+
+
+def test_of_several_processes_none_repeats_a_step_in_pieces():
+    """The others would wait for it, within the step: an error says so."""
+    task, batch = SimpleNamespace(divisible=True), Batch({"image": torch.zeros(4, 3, 16, 16)}, {})
+    step: Any = object.__new__(Step)
+    step.objective, step.world, step.pieces = task, World(0, 2), 1
+
+    def run(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    step.replay = SimpleNamespace(run=run)
+    with pytest.raises(RunError, match=r"(?s)out of memory at 4 samples.*only one process alone repeats a step"):
+        step.train_step([batch])
 
 
 @pytest.mark.parametrize(("room", "most", "expected"), [(20, 64, 16), (1000, 64, 64), (1000, 50, 32), (1, 64, None)])

@@ -149,6 +149,23 @@ def test_figures_that_speak_against_a_model_are_said():
     assert doubts(summary | {"val_accuracy": 0.44, "confusion": [[20, 5]] * 4}) == []
 
 
+def test_eval_says_the_same_against_a_model_as_train(leaking, tmp_path, cli):
+    """Of a run that is told to have been right on all validation images, on images whose classes are exchanged."""
+    run, data = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(leaking / "run", run)
+    (run / "summary.json").write_text(json.dumps(Run(run).read_json("summary.json") | {"val_accuracy": 1.0}))
+    model = regard.load(run)
+    for name in ("red", "blue"):
+        (data / "test" / name).mkdir(parents=True)
+    for number, file in enumerate(sorted(make_folder(tmp_path / "new", 12, side=16).rglob("*.png"))):
+        wrong = {"red": "blue", "blue": "red"}[model.predict(file).label]
+        shutil.copy(file, data / "test" / wrong / f"{number}.png")
+    code, _, told = cli("eval", run, data)
+    assert code == 0, told
+    assert "warning: accuracy on test is 0.0%, less than always giving the commonest class" in told
+    assert "warning: accuracy on test is 0.0%, far below the 100.0% on val" in told
+
+
 def test_a_checkpoint_file_finds_its_run_and_one_alone_says_so(pictures, tmp_path, capsys):
     inside = pictures / "run" / "checkpoints" / "best.safetensors"
     assert len(evaluate_classifier(inside, pictures / "data").keys) < 24

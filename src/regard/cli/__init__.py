@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from regard.cli import making, using
+from regard.cli.flags import check_words
 from regard.errors import ConfigError, RegardError, did_you_mean
 
 COMMANDS: dict[str, Any] = {
@@ -40,6 +41,7 @@ def main() -> None:
             return kind(words[1:])
         import tyro
 
+        check_words(f"regard {words[0]}", kind, words[1:])
         config = (tyro.conf.PositionalMetavarFromFieldName,)
         tyro.cli(kind, prog=f"regard {words[0]}", args=words[1:], config=config).run()
     except RegardError as error:

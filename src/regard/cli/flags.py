@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from tyro.conf import Positional
+
 from regard.config import fit_value
 from regard.errors import ConfigError, close_names
 from regard.setting_groups import Group
@@ -20,6 +22,10 @@ from regard.settings import OTHER_NAMES, RunConfig
 
 ALIASES = {"weights": ("--from",)}
 CONSTANTS = {"true": True, "false": False, "none": None}
+_WEIGHTS = ("weights", "from", "checkpoint", "ckpt", "pretrained", "model", "run", "resume")
+_INPUTS = ("data", "dataset", "data_dir", "data_path", "input", "image", "images", "img", "source", "folder")
+BARE = {"run": _WEIGHTS, "run_folder": _WEIGHTS, "file": _WEIGHTS, "data": _INPUTS, "inputs": _INPUTS}
+"""What others have flags for, and here is given by its place."""
 MODEL_FIELDS = "fields of the model (default: its own)"
 
 
@@ -195,8 +201,10 @@ def checked_options(group: type[Group], given: dict[str, Any], task: str) -> dic
 
 def parse(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
     """What the words name; a flag that does not exist is an error with a suggestion."""
+    switches = {flag for action in parser._actions if action.nargs == 0 for flag in action.option_strings}
+    refuse_values(switches, words)
     values, rest = parser.parse_known_args(list(words))
-    positional = {action.dest for action in parser._get_positional_actions()}
+    positional = [action.dest for action in parser._get_positional_actions()]
     given = {name: value if name in positional else _single(value) for name, value in vars(values).items()}
     if rest:
         flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
@@ -206,18 +214,52 @@ def parse(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
             switch = word.lower() in CONSTANTS
             do = "a switch takes no value: give --NAME or --no-NAME" if switch else f"see {parser.prog} --help"
             raise ConfigError(f"{word!r} is one word too many", do=do)
-        raise ConfigError(f"there is no flag {name} here", do=_right_flag(name, flags) or f"see {parser.prog} --help")
+        raise no_such_flag(parser.prog, name, flags, positional)
     return given
 
 
-def _right_flag(name: str, flags: list[str]) -> str:
-    """What a flag is called here, or those whose names are close."""
-    known = {flag[2:].replace("-", "_"): flag for flag in flags if "_" not in flag}
-    wanted = name[2:].replace("-", "_")
-    if called := known.get(OTHER_NAMES.get(wanted, "")):
-        return f"it is called {called}"
+def check_words(prog: str, kind: Any, words: Sequence[str]) -> None:
+    """The same errors for a command whose fields are its flags."""
+    flags, switches, positional = ["--help"], set[str](), list[str]()
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        flag = "--" + name.replace("_", "-")
+        if Positional in getattr(hint, "__metadata__", ()):
+            positional.append(name)
+        elif bool in _options(getattr(hint, "__origin__", hint)):
+            switches |= {flag, f"--no-{flag[2:]}"}
+        else:
+            flags.append(flag)
+    spelt = [word.partition("=")[0].replace("_", "-") for word in words]
+    refuse_values(switches, [flag + word[len(flag) :] for flag, word in zip(spelt, words, strict=True)])
+    for flag in spelt:
+        if flag.startswith("--") and len(flag) > 2 and flag not in (*flags, *switches):
+            raise no_such_flag(prog, flag, [*flags, *sorted(switches)], positional)
+
+
+def refuse_values(switches: Collection[str], words: Iterable[str]) -> None:
+    """An error for a word such as --flip=True."""
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if equals and flag in switches:
+            name = flag[2:].removeprefix("no-").removeprefix("no_")
+            do = f"a switch takes no value: give --{name} or --no-{name}"
+            raise ConfigError(f"{flag} is a switch, and {value!r} is given as its value", do=do)
+
+
+def no_such_flag(prog: str, flag: str, flags: Iterable[str], positional: Sequence[str]) -> ConfigError:
+    """The error for a flag that a command does not have: what it is called here, or which names are close."""
+    known = {option[2:].replace("-", "_"): option for option in flags if "_" not in option}
+    wanted = flag[2:].replace("-", "_")
+    called = known.get(OTHER_NAMES.get(wanted, ""))
     close = [known[option] for option in close_names(wanted, known)]
-    return f"did you mean {' or '.join(close)}?" if close else ""
+    bare = next((name for name in positional if wanted in {name, *BARE.get(name, ())}), None)
+    if called:
+        do = f"it is called {called}"
+    elif bare:
+        do = f"it is given without a flag: {prog} {' '.join(name.upper() for name in positional)}"
+    else:
+        do = f"did you mean {' or '.join(close)}?" if close else f"see {prog} --help"
+    return ConfigError(f"there is no flag {flag} here", do=do)
 
 
 def _single(value: Any) -> Any:

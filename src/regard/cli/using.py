@@ -253,6 +253,8 @@ class Inspect:
     """Input size in pixels: one number, or height and width. Default: as the weights say."""
     heads: int | None = None
     """Attention heads, where a weights file does not say."""
+    max_megapixels: float | None = None
+    """Largest image that is decoded, in millions of pixels. Default: 64, or as the run has it for its own."""
     out: str = "inspect.png"
     """Picture to write (.png, .svg or .pdf)."""
     quiet: Quiet = False
@@ -264,11 +266,12 @@ class Inspect:
         from regard.explain.inspection import own_pictures
 
         check_ending(Path(self.out))
-        predictor = _images(self.run_folder, quiet=self.quiet, **_fields(self.size, self.heads))
+        most: dict[str, Any] = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
+        predictor = _images(self.run_folder, quiet=self.quiet, **most, **_fields(self.size, self.heads))
         images = find_images(self.inputs) if self.inputs else []
         if not self.inputs:
             try:
-                images = own_pictures(self.run_folder, predictor.preparation)
+                images = own_pictures(self.run_folder, predictor.preparation, **most)
             except RegardError as error:
                 print(f"only what needs no images is shown: {error.what}", file=sys.stderr)
         inspection = predictor.inspect(images, registers=self.registers, quiet=self.quiet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,10 +163,11 @@ def _joined(parts: list[TokenNorms]) -> TokenNorms:
     return TokenNorms(norms, outlier_threshold(norms[-1][:, len(where.prefix) :]), where)
 
 
-def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> Tensor:
+def own_pictures(run: str | Path, preparation: Preparation, most: int = 32, **reading: Any) -> Tensor:
     """Up to `most` test images of the data of a run (validation images if it has no test split).
 
-    An error if `run` is a checkpoint file or its data has changed.
+    `reading` says how they are read, where not as the run read them. An error if `run` is a checkpoint file or its data
+    has changed.
     """
     if not Path(run).expanduser().is_dir():
         raise DataError("a checkpoint file knows no images", where=run, do="give images")
@@ -173,7 +175,7 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32) -> T
     rows = folder.split_rows()
     if "label" not in rows[0]:
         raise DataError("the run has no images", where=run, do="give images")
-    labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading(), folder.path)
+    labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading() | reading, folder.path)
     source = open_source(folder.read_config().data, labels, how)
     number = {sample.key: n for n, sample in enumerate(source.samples)}
     splits = {row["split"] for row in rows}

@@ -127,12 +127,12 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> Figure:
     return Figure(value, _boundary(distance, value, 0.0), _boundary(distance, value, 1.0), len(score))
 
 
-def _boundary(distance: Callable[[float], float], inside: float, edge: float) -> float:
+def _boundary(distance: Callable[[float], float], inside: float, edge: float, steps: int = 60) -> float:
     """Between `inside` the interval and `edge`, where the distance turns positive."""
     if inside == edge or distance(edge) <= 0:
         return edge
     outside = edge
-    for _ in range(60):
+    for _ in range(steps):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if distance(middle) <= 0 else (inside, middle)
     return (inside + outside) / 2
@@ -147,6 +147,8 @@ def _macro_auroc(each: list[Figure], weights: np.ndarray, probs: np.ndarray, lab
     present = [c for c, figure in enumerate(each) if not math.isnan(figure.value)][-1 if len(each) == 2 else 0 :]
     if not present:
         return Figure(math.nan, math.nan, math.nan, len(labels))
+    if len(present) == 1:
+        return each[present[0]]
     value, low, high = (float(np.mean([each[c][part] for c in present])) for part in range(3))
     if low < value < 1 and weights.size * len(present) <= 1_000_000_000:
         resampled = np.stack([_one_against_rest(weights, probs[:, c], labels == c) for c in present])
@@ -172,21 +174,35 @@ def with_percentiles(value: float, resampled: np.ndarray, n: int) -> Figure:
 
 
 def _calibration_figure(values: np.ndarray, reliability: np.ndarray, n: int) -> Figure:
-    """As it is, with limits from those of the bins' gaps (MOVER), and the lower one of the basic bootstrap if lower.
+    """As it is, with limits that its bias does not move: binned errors are biased upwards, and resampling adds to that.
 
-    Binned errors are biased upwards, and resampling adds to that: the basic bootstrap alone has no room above a small
-    value, and none at all where every answer is right.
+    Above: from the limits of the bins' gaps (MOVER), or of the basic bootstrap if that is wider. Below: by simulation.
     """
-    value, below, above = float(values[0]), 0.0, 0.0
+    value, above = float(values[0]), 0.0
     for confidence, accuracy, count in reliability:
         interval, gap = wilson(round(accuracy * count), int(count)), abs(accuracy - confidence)
-        inside = interval.low <= confidence <= interval.high
-        nearest = 0.0 if inside else min(abs(interval.low - confidence), abs(interval.high - confidence))
         farthest = max(abs(interval.low - confidence), abs(interval.high - confidence))
-        below += (count / n * (gap - nearest)) ** 2
         above += (count / n * (farthest - gap)) ** 2
-    low = min(2 * value - float(np.quantile(values[1:], 0.975)), value - math.sqrt(below))
-    return Figure(value, max(low, 0.0), min(value + math.sqrt(above), 1.0), n)
+    least, most = 2 * value - np.quantile(values[1:], [0.975, 0.025])
+    low = min(_lower_calibration(value, reliability), float(least))
+    return Figure(value, max(low, 0.0), min(max(value + math.sqrt(above), float(most)), 1.0), n)
+
+
+def _lower_calibration(value: float, reliability: np.ndarray, simulations: int = 1000) -> float:
+    """The smallest error that would give this value in 2.5 % of simulated sets; 0 where perfect calibration would.
+
+    The gaps of all bins are shrunk by one factor, and right answers are drawn by them anew.
+    """
+    confidence, accuracy, counts = reliability.T
+    counts = counts.astype(int)
+
+    def reached(factor: float) -> float:
+        chance = np.clip(confidence + factor * (accuracy - confidence), 0, 1)
+        hits = np.random.default_rng(0).binomial(counts, chance, (simulations, len(counts)))
+        simulated = np.abs(hits - counts * confidence).sum(1) / counts.sum()
+        return float((simulated >= value - 1e-12).mean()) - 0.025
+
+    return value * _boundary(reached, 0.0, 1.0, steps=12) if reached(0.0) < 0 else 0.0
 
 
 def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:

@@ -72,6 +72,8 @@ def start(
         config, origins, why_these = settle(entry, task_class, dataset, settings, weights)
         if why_these:
             progress.say(f"defaults {why_these}")
+        if world.size == 1 and config.flat().get("shard"):
+            progress.say("warning: shard has no effect on one process")
         config = config.change({"out": world.agree(config.general.out or "")})
         splits, note = task_class.split(dataset, config)
         progress.say(f"splits: {note}")

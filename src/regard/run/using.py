@@ -88,14 +88,16 @@ def evaluate(
     dataset = task.open_for(predictor, data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     dataset.require_usable()
-    index, seen = choose_samples(dataset, split, run, progress)
+    part, index, seen = choose_samples(dataset, split, run, progress)
     result = task.evaluate_on(predictor, dataset, index, asked, progress)
     if seen:
         result = task.without(result, seen)
+    for line in task.doubts({"split": part, **_validated(run, task.best[0]), **result.to_json()}):
+        progress.say(f"warning: {line}")
     if out is not None:
         folder, tested = Run.create(Path(out)), set(index) - seen
         splits = ["test" if number in tested else UNUSED for number in range(len(dataset))]
-        folder.write_json("data.json", dataset.to_json(splits, f"evaluated: {split or 'test'}"))
+        folder.write_json("data.json", dataset.to_json(splits, f"evaluated: {part or 'all'}"))
         folder.write_rows("predictions.csv", result.predictions())
         about = {"task": entry.name, "run": str(run), "data": str(data), "split": split}
         folder.write_json(EVALUATION, about | result.to_json())
@@ -104,8 +106,8 @@ def evaluate(
 
 def choose_samples(
     dataset: Dataset, split: str | None, run: str | Path, progress: Progress
-) -> tuple[list[int], set[int]]:
-    """The samples to test on, and those among them that the model has seen, for figures with and without them.
+) -> tuple[str, list[int], set[int]]:
+    """The split, its samples, and those among them that the model has seen, for figures with and without them.
 
     If no split is named: the test split, else val, else everything that the model has not seen.
     """
@@ -115,7 +117,7 @@ def choose_samples(
     part = split or next(iter([*tests, *(name for name in names if name == "val")]), None)
     seen = seen_samples(dataset, run, progress)
     if part is None:
-        return _unseen(dataset, list(range(len(dataset))), seen, progress), set()
+        return "", _unseen(dataset, list(range(len(dataset))), seen, progress), set()
     chosen = [i for i, name in enumerate(given) if part in ("all", name)]
     if not chosen and folder:
         chosen = _own_cut(dataset, folder, part, progress)
@@ -133,12 +135,21 @@ def choose_samples(
     elif known and (dataset.whole_tests or not part.startswith("test")):
         progress.say(f"warning: this model was trained or chosen on {len(known)} of these {len(chosen)} {word}")
     if dataset.whole_tests or part in ("all", "train"):
-        return chosen, set()
+        return part, chosen, set()
     if len(known) == len(chosen) and split is None:
         _unseen(dataset, chosen, known, progress)
     if known and part.startswith("test"):
         progress.say(f"{len(known)} of {len(chosen)} {part} {word} occur in training or validation")
-    return chosen, known if len(known) < len(chosen) else set()
+    return part, chosen, known if len(known) < len(chosen) else set()
+
+
+def _validated(run: str | Path, figure: str) -> dict[str, Any]:
+    """What the run scored on its validation data, if its folder says so."""
+    folder, name = find_run(run), f"val_{figure}"
+    if folder is None or not (folder.path / "summary.json").is_file():
+        return {}
+    value = folder.read_json("summary.json").get(name)
+    return {name: value} if isinstance(value, int | float) else {}
 
 
 def _unseen(dataset: Dataset, wanted: list[int], seen: set[int], progress: Progress) -> list[int]:

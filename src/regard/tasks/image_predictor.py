@@ -21,7 +21,7 @@ from regard.data import (
     to_float,
     to_tensor,
 )
-from regard.errors import DataError, refuse_failed
+from regard.errors import DataError, counted, refuse_failed
 from regard.explain import (
     DEFAULT,
     Explanation,
@@ -217,8 +217,13 @@ class ImagePredictor:
         quiet: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         """Pages of pictures, and a table with the scores of each map."""
-        made, failed, paths = list[Explanation](), list[DataError](), self.inputs(words)
-        with Progress(quiet).bar("explaining", len(paths)) as tick:
+        made, failed, paths, progress = list[Explanation](), list[DataError](), self.inputs(words), Progress(quiet)
+        checks = "checks of each map, which take most of the time (--checks none leaves them out)"
+        unchecked = options.get("checks") == "none"
+        progress.say(
+            f"{counted(len(paths), 'images')}: {options.get('method', DEFAULT)}, {'no checks' if unchecked else checks}"
+        )
+        with progress.bar("explaining", len(paths)) as tick:
             for number, path in enumerate(paths):
                 try:
                     say = partial(tick, number)

@@ -30,12 +30,12 @@ _SIGNS = {
     r"(^|\.)(class_embedding|logit_scale|text_projection|token_embedding\.weight)$|^text_model\.": "CLIP",
     r"rope_embeddings?\.|rope_embed\.|(^|\.)embeddings\.patch_embeddings\.weight$": "DINOv3",
     r"\.(lambda_1|relative_position_bias_table|relative_position_bias\.\S+)$": "BEiT",
-    r"\.attn\.(q_proj|inner_attn_ln|rope)\b": "EVA",
 }
 _PARTS = {
     r"\bfc_norm\.": "the patches are averaged before the norm, ours after it",
     r"\battn_pool\.": "an attention layer pools the patches",
     r"\b(q|k)_norm\.": "queries and keys are normalised",
+    r"\.attn\.(q_bias|v_bias|q_proj|k_proj)\b": "queries, keys and values with biases of their own, as in EVA and BEiT",
     r"\.lambda_1$|relative_position": "scales and relative positions, as in BEiT",
     r"\bnorm_pre\.": "a norm before the blocks, as in CLIP",
     r"\.mlp\.(w12|w3|weights_in|weights_out|fc1_g|gate)\b": "a gated MLP (SwiGLU)",

@@ -111,14 +111,15 @@ def doubts(summary: dict[str, Any]) -> list[str]:
     """Whether a run's accuracy is below what needs no learning, or far below what validation promised."""
     accuracy, lines = summary["figures"]["accuracy"], []
     counts, split = np.array(summary["confusion"]).sum(1), summary["split"]
-    commonest, said = float(counts.max() / counts.sum()), f"accuracy on {split} is {accuracy['value']:.1%}"
+    on = f" on {split}" if split else ""
+    commonest, said = float(counts.max() / counts.sum()), f"accuracy{on} is {accuracy['value']:.1%}"
     if accuracy["value"] < commonest:
         lines.append(f"{said}, less than always giving the commonest class: {commonest:.1%}")
     validated = summary.get("val_accuracy")
     if split != "val" and validated is not None and accuracy["high"] < validated - FAR_BELOW:
         lines.append(
-            f"{said}, far below the {validated:.1%} on val: the two splits differ, or val holds images like those of "
-            "training"
+            f"{said}, far below the {validated:.1%} on val: these images are of another kind than those of val, or val "
+            "holds images like those of training"
         )
     return lines
 

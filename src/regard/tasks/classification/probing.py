@@ -108,11 +108,11 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
         note += "; tested on val, which may also have chosen the weights"
     new = [i for i in parts["test"] if i not in seen]
     if not new:
-        raise DataError(
-            "the model was trained or chosen on every one of the test images",
-            where=dataset.source.name,
-            do="give data that it has not seen; a part that is called test is never trained on",
-        )
+        what, do = "the model was trained or chosen on every one of the test images", "give data that it has not seen"
+        if "test" not in dataset.given_splits():
+            do += "; or put some of these into test/CLASS and the others into train/CLASS and train it anew: what is "
+            do += "called test is never trained on"
+        raise DataError(what, where=dataset.source.name, do=do)
     if folder:
         left = len(parts["test"]) - len(new)
         progress.say(f"tested on {len(new)} images the run never trained or chose on ({left} others are left out)")

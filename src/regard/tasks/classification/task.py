@@ -162,8 +162,7 @@ class Task(ImageTask):
     def without(cls, result: Evaluation, seen: set[int]) -> Evaluation:
         return result.without(seen)
 
-    def doubts(self, summary: dict[str, Any]) -> list[str]:
-        return doubts(summary)
+    doubts = staticmethod(doubts)
 
     @classmethod
     def compare(cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: Any) -> Any:

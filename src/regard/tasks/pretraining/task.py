@@ -49,6 +49,8 @@ class Task(ImageTask):
             name = self.config.model.model
             what = f"{name} is no ViT: only there can hidden patches be left out of the sequence"
             raise ConfigError(what, do="choose a ViT, such as vit_s16")
+        if self.job.origins.get("head") == "flag":
+            raise ConfigError("pre-training has no head, so --head has no effect", do="give it when fine-tuning")
         options = self.config.task
         decoder = (options.decoder_width, options.decoder_depth, options.decoder_heads)
         return MaskedAutoencoder(network, MAEConfig(options.mask, *decoder, options.normalise))

@@ -16,6 +16,7 @@ from regard.console import Progress
 from regard.data.feed import TextFeed
 from regard.data.splits import split
 from regard.data.text import EncodedPairs, TextDataset, TextLoader, Tokenizers, open_pairs, train_tokenizers
+from regard.errors import ConfigError
 from regard.metrics import Comparison, compare_translations
 from regard.networks.translator import Translator as Network
 from regard.nn import Attention
@@ -79,6 +80,9 @@ class Task(BaseTask):
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         corpus, data = self.corpus, self.config.data
+        if self.job.origins.get("length") == "flag" and self.config.model.fields().get("positions") != "learned":
+            do = "give --positions learned, or leave --length out"
+            raise ConfigError("length is of learned positions only: others have no largest number of tokens", do=do)
         if folder:
             self.tokenizers = Tokenizers.load(folder / TOKENIZERS)
         else:
