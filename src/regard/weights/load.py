@@ -137,7 +137,6 @@ def find_file(path: str | Path) -> Path:
     if held and not (path / "splits.csv").is_file():
         return held[0]
     run = Run.open(path)
-    run.read_config()  # a run whose settings are damaged is not one to build on
     best = run.checkpoint()
     if not best.is_file():
         do = f"give a run that has finished an epoch, or a folder with one of {', '.join(FOLDER_FILES)}"
