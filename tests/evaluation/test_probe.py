@@ -189,8 +189,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("probe")
     make_folder(folder / "data", per_class=20)
     regard.train(
-        folder / "data", model="vit_nano", depth=1, size=16, epochs=1, explain=0, split_seed=5, holdout=0.2,
-        out=folder / "run", quiet=True,
+        folder / "data", recipe="plain", model="vit_nano", depth=1, size=16, epochs=1, explain=0, split_seed=5,
+        holdout=0.2, out=folder / "run", quiet=True,
     )  # fmt: skip
     return folder
 

@@ -412,7 +412,7 @@ def see_said(seen: Seen) -> Any:
 
 
 def see_summary(seen: Seen) -> Any:
-    return seen.start().extra_summary().keys()
+    return seen.start(stop=False).read_json("summary.json").keys()
 
 
 def see_search(seen: Seen) -> Any:
@@ -461,6 +461,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "size": (8, 8), "channels": 1, "width": 8, "blocks": (1, 1), "kind": "bottleneck", "stem": "large",
         "drop_path": 0.9,
     },
+    "swin_nano": {
+        "size": (8, 8), "channels": 1, "patch": (4, 4), "width": 16, "depths": (1, 1), "heads": (1, 2),
+        "window": (2, 2), "mlp_ratio": 2.0, "drop_path": 0.9, "eps": 0.5, "small_grid": "pad",
+    },
     "mlp_nano": {"size": (8, 8), "channels": 1, "width": 8, "depth": 1, "dropout": 0.5},
     "transformer_nano": {
         "embeddings": "separate", "output_bias": True, "width": 32, "depth": 1, "dropout": 0.5, "heads": 2, "mlp": 32,
@@ -473,7 +477,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Another value of each field than the model's own."""
-BESIDE = {"length": {"positions": "learned"}, "head": {"classes": 3}}
+BESIDE = {"length": {"positions": "learned"}, "head": {"classes": 3}, "small_grid": {"window": (6, 6)}}
 """What else is set, for both."""
 FIELDS = [(model, name) for model in MODELS for name in MODELS[model]]
 

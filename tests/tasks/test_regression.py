@@ -132,7 +132,7 @@ def test_an_explanation_is_of_the_number_and_scored(run: Path, discs: Path) -> N
     predictor = regard.load(run)
     made = predictor.explain(discs.parent / "003.png", method="occlusion", target="radius")
     assert made.target == "radius"
-    assert made.scores.maps == 8
+    assert made.scores.maps == 16
     assert made.to_json()["correct"] is None
     with pytest.raises(ConfigError, match="no column called 'age'"):
         predictor.explain(discs.parent / "003.png", target="age")
