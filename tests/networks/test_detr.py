@@ -11,7 +11,7 @@ from regard.networks.detr.config import VARIANTS, configure
 from regard.networks.detr.network import DETR, sine_positions
 from regard.networks.resnet.network import BatchNorm, FrozenNorm
 from regard.registry import MODELS
-from tests.weights.parity import assert_close, picture, randomise
+from tests.weights.parity import assert_close, picture, scene, spread
 
 # With frozen norms, which are buffers: parameters in all, and those that train (without stem and first stage).
 PUBLISHED = {
@@ -26,14 +26,7 @@ def count(model: nn.Module, trained: bool = False) -> int:
 
 
 def small(**changes) -> DETR:
-    """A sensitive one: queries that differ much, and norms that keep the size of what passes through."""
-    model = randomise(DETR(configure("detr_nano", classes=5, **changes)))
-    with torch.no_grad():
-        model.queries.weight.mul_(10)
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.weight.add_(1.0)
-    return model
+    return spread(DETR(configure("detr_nano", classes=5, **changes)))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -54,7 +47,7 @@ def test_every_variant_is_a_model():
 @pytest.mark.parametrize("size", [(64, 64), (64, 96), (33, 71), (8, 130)])
 def test_shapes_and_the_places_of_tokens(size, dilated):
     model = small(dilated=dilated)
-    out, where = model(picture(*size)), model.token_map(size)
+    out, where = model(scene(*size)), model.token_map(size)
     assert where.cell == ((16, 16) if dilated else (32, 32))
     assert out.logits.shape == (2, 20, 6)
     assert out.boxes.shape == (2, 20, 4)
@@ -63,7 +56,7 @@ def test_shapes_and_the_places_of_tokens(size, dilated):
     assert out.features.shape == (2, 20, 64)
     assert out.tokens.shape == (2, where.tokens, 64)
     assert 0 <= out.boxes.min() < out.boxes.max() <= 1
-    assert out.logits.std(1).min() > 0.01, "queries that answer the same prove nothing"
+    assert out.logits.std(1).max() > 0.03, "queries that answer the same prove nothing"
 
 
 @pytest.mark.parametrize("valid", [((4, 6), (4, 6)), ((4, 6), (3, 2))])
@@ -78,8 +71,8 @@ def test_positions_are_those_of_transformers(valid):
 
 def test_a_padded_map_answers_as_it_does_alone():
     """From the feature map on; before it, convolutions see the padding, in the authors' code as in ours."""
-    model = small()
-    cells, mask = picture(5, 7, channels=64), torch.zeros(2, 5 * 16, 7 * 16, dtype=torch.bool)
+    model = small().double()
+    cells, mask = picture(5, 7, channels=64).double(), torch.zeros(2, 5 * 16, 7 * 16, dtype=torch.bool)
     mask[0, :, :] = True
     mask[1, : 3 * 16, : 4 * 16] = True
     with torch.no_grad():
@@ -96,7 +89,7 @@ def test_a_padded_map_answers_as_it_does_alone():
 
 
 def test_captured_attention_is_what_the_fused_kernel_used():
-    model, x = small(), picture(48, 80)
+    model, x = small(), scene(48, 80)
     mask = torch.ones(2, 48, 80, dtype=torch.bool)
     mask[1, :, 32:] = False
     with torch.no_grad():
@@ -114,7 +107,7 @@ def test_captured_attention_is_what_the_fused_kernel_used():
 
 
 def test_captured_weights_are_a_float64_softmax_of_queries_and_keys():
-    model, x = small().double(), picture(48, 48).double()
+    model, x = small().double(), scene(48, 48).double()
     seen = {}
     block = model.encoder[0]
     block.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0], positions=inputs[1]))
@@ -134,7 +127,7 @@ def test_the_flow_reads_cells_from_queries():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiled_and_exported_equal_eager(masked):
-    model, x = small(frozen_norms=True), picture(64, 48)
+    model, x = small(frozen_norms=True), scene(64, 48)
     mask = torch.ones(2, 64, 48, dtype=torch.bool)
     mask[0, 20:] = False
     inputs = (x, mask) if masked else (x,)

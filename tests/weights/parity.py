@@ -39,6 +39,25 @@ def randomise(model: Model, seed: int = 0) -> Model:
     return model.eval()
 
 
+def spread(model: Model) -> Model:
+    """Random weights of a detector under which its queries, and the cells of an image, answer differently."""
+    randomise(model)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight.add_(0.5)
+            if isinstance(module, (nn.LayerNorm, nn.Linear)):
+                module.bias.mul_(0.1)
+            if isinstance(module, nn.Embedding):
+                module.weight.mul_(10)
+    return model
+
+
+def scene(*size: int) -> Tensor:
+    """Two pictures of large patches of strong colours, for detectors."""
+    return nn.functional.interpolate(10 * picture(4, 6), size)
+
+
 def save_own(model: Network, path: Path) -> None:
     config = model.config
     preparation = Preparation(config.size, config.channels, (0.5,) * config.channels, (0.5,) * config.channels)

@@ -155,11 +155,10 @@ class DETR(Network):
         for block in self.encoder:
             tokens = self.run_block(block, tokens, positions, allowed)
         queries = self.queries.weight.expand(len(cells), -1, -1)
-        located, x, states = tokens + positions, torch.zeros_like(queries), list[Tensor]()
+        located, states = tokens + positions, [torch.zeros_like(queries)]
         for block in self.decoder:
-            x = self.run_block(block, x, queries, tokens, located, allowed)
-            states.append(x)
-        features = self.norm(torch.stack(states))
+            states.append(self.run_block(block, states[-1], queries, tokens, located, allowed))
+        features = self.norm(torch.stack(states[1:]))
         logits, boxes = self.head(features), self.boxes(features).sigmoid()
         return Detection(logits[-1], boxes[-1], logits[:-1], boxes[:-1], features[-1], tokens)
 
