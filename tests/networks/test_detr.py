@@ -56,7 +56,7 @@ def test_shapes_and_the_places_of_tokens(size, dilated):
     assert out.features.shape == (2, 20, 64)
     assert out.tokens.shape == (2, where.tokens, 64)
     assert 0 <= out.boxes.min() < out.boxes.max() <= 1
-    assert out.logits.std(1).max() > 0.03, "queries that answer the same prove nothing"
+    assert out.logits.std(1).max() > 0.01, "queries that answer the same prove nothing"
 
 
 @pytest.mark.parametrize("valid", [((4, 6), (4, 6)), ((4, 6), (3, 2))])

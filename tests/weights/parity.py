@@ -45,17 +45,17 @@ def spread(model: Model) -> Model:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
-                module.weight.add_(0.5)
+                module.weight.add_(0.3)
             if isinstance(module, (nn.LayerNorm, nn.Linear)):
                 module.bias.mul_(0.1)
             if isinstance(module, nn.Embedding):
-                module.weight.mul_(10)
+                module.weight.mul_(5)
     return model
 
 
 def scene(*size: int) -> Tensor:
     """Two pictures of large patches of strong colours, for detectors."""
-    return nn.functional.interpolate(10 * picture(4, 6), size)
+    return nn.functional.interpolate(5 * picture(4, 6), size)
 
 
 def save_own(model: Network, path: Path) -> None:

@@ -162,9 +162,12 @@ def part_options(entry: Entry, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def for_weights(name: str, model: str) -> Entry:
     """The task of a checkpoint; of public weights, which name none, the one that such models are published for."""
+    from regard import registry
+
     if name:
         return find(name)
     able = [entry for entry in _tasks_for(model) if entry.public_weights]
     if not able:
-        raise ConfigError(f"no task uses {model} yet", do="`regard.create` and `regard convert` take these weights")
+        what = f"no task uses {model} yet: it predicts {registry.config_class(model).predicts}"
+        raise RunError(what, do="`regard.create` and `regard convert` take these weights")
     return able[0]

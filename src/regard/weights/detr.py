@@ -132,7 +132,11 @@ def read(
     ]
     if differ := differ + [f"{key}: not in the model" for key in unknown]:
         raise mismatch(differ, opened.path)
-    root, final, (queries, width) = state["backbone.root.weight"], state.get("head.weight"), state["queries.weight"].shape
+    root, final, (queries, width) = (
+        state["backbone.root.weight"],
+        state.get("head.weight"),
+        state["queries.weight"].shape,
+    )
     inside = {key.removeprefix("backbone."): t for key, t in state.items() if key.startswith("backbone.")}
     values = {
         "size": _size(opened, fields.get("size"), notes),
