@@ -1,5 +1,7 @@
 """DETR: published counts, shapes, padding, recorded attention, compiled and exported answers."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -76,15 +78,14 @@ def test_a_padded_map_answers_as_it_does_alone():
     mask[0, :, :] = True
     mask[1, : 3 * 16, : 4 * 16] = True
     with torch.no_grad():
-        together = model.detect(cells, mask)
-        for number, alone in enumerate((model.detect(cells[:1]), model.detect(cells[1:, :, :3, :4]))):
-            assert_close(together.logits[number], alone.logits[0])
-            assert_close(together.boxes[number], alone.boxes[0])
-            assert_close(together.auxiliary_boxes[:, number], alone.auxiliary_boxes[:, 0])
+        together, unmasked = model.detect(cells, mask), model.detect(cells)
+        whole, cut = model.detect(cells[:1]), model.detect(cells[1:, :, :3, :4])
+    for number, alone in enumerate((whole, cut)):
+        assert_close(together.logits[number], alone.logits[0])
+        assert_close(together.boxes[number], alone.boxes[0])
+        assert_close(together.auxiliary_boxes[:, number], alone.auxiliary_boxes[:, 0])
     grid = together.tokens[1].unflatten(0, (5, 7))[:3, :4]
-    assert_close(grid.flatten(0, 1), alone.tokens[0])
-    with torch.no_grad():
-        unmasked = model.detect(cells)
+    assert_close(grid.flatten(0, 1), cut.tokens[0])
     assert (unmasked.boxes[1] - together.boxes[1]).abs().max() > 1e-3
 
 
@@ -109,7 +110,7 @@ def test_captured_attention_is_what_the_fused_kernel_used():
 def test_captured_weights_are_a_float64_softmax_of_queries_and_keys():
     model, x = small().double(), scene(48, 48).double()
     seen = {}
-    block = model.encoder[0]
+    block: Any = model.encoder[0]
     block.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0], positions=inputs[1]))
     with torch.no_grad(), regard.capture(model) as tape:
         model(x)

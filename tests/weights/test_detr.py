@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ConfigError, RunError
-from regard.networks.detr.network import DETR
+from regard.networks.base import Network
 from regard.weights import convert
 from tests.weights.parity import assert_close, assert_equal, save_own, scene, spread
 
@@ -21,14 +21,14 @@ STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 def reference(kind: str = "bottleneck", **changes) -> Any:
     widths = [8, 16, 32, 64] if kind == "basic" else [32, 64, 128, 256]
-    backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=widths, depths=[2, 1, 1, 2], layer_type=kind, out_features=STAGES
-    )
-    fields = {
+    shape: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": widths, "depths": [2, 1, 1, 2], "layer_type": kind}
+    backbone = transformers.ResNetConfig(**shape | {"out_features": STAGES})
+    fields: dict[str, Any] = {
+        "use_timm_backbone": False, "backbone_config": backbone,
         "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_queries": 7, "num_labels": 5,
     }  # fmt: skip
-    config = transformers.DetrConfig(use_timm_backbone=False, backbone_config=backbone, **fields | changes)
+    config = transformers.DetrConfig(**fields | changes)
     return spread(transformers.DetrForObjectDetection(config))
 
 
@@ -100,7 +100,7 @@ def saved(theirs: Any, folder) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def assert_answers(ours: DETR, theirs: Any, size: tuple[int, int] = (97, 130)) -> None:
+def assert_answers(ours: Network, theirs: Any, size: tuple[int, int] = (97, 130)) -> None:
     """Outputs of every decoder block. `auxiliary_loss=True` is not used: transformers then feeds a block the
     normalised output of the one before, which neither the paper nor the authors' code does."""
     x, mask = masked(*size)
@@ -289,7 +289,7 @@ def test_missing_and_extra_tensors_are_listed_by_the_files_own_names(tmp_path):
     with pytest.raises(RunError, match=r"transformer\.level_embed: not in the model"):
         regard.create(weights=tmp_path / "more.pth", heads=4, quiet=True)
     torch.save({"model": state | {"query_embed.weight": torch.zeros(7, 16)}}, tmp_path / "odd.pth")
-    with pytest.raises(RunError, match="here, .* in the file"):
+    with pytest.raises(RunError, match=r"here, .* in the file"):
         regard.create(weights=tmp_path / "odd.pth", heads=4, quiet=True)
 
 

@@ -132,11 +132,8 @@ def read(
     ]
     if differ := differ + [f"{key}: not in the model" for key in unknown]:
         raise mismatch(differ, opened.path)
-    root, final, (queries, width) = (
-        state["backbone.root.weight"],
-        state.get("head.weight"),
-        state["queries.weight"].shape,
-    )
+    root, final = state["backbone.root.weight"], state.get("head.weight")
+    queries, width = state["queries.weight"].shape
     inside = {key.removeprefix("backbone."): t for key, t in state.items() if key.startswith("backbone.")}
     values = {
         "size": _size(opened, fields.get("size"), notes),
@@ -146,7 +143,7 @@ def read(
         "width": width,
         "depth": _depth(state, "encoder"),
         "decoder_depth": _depth(state, "decoder"),
-        "heads": _heads(opened, name, fields, width, notes),
+        "heads": _heads(opened, name, fields, notes),
         "mlp": len(state["encoder.0.mlp.up.weight"]),
         "dropout": opened.settings.get("dropout", 0.1),
         "backbone_width": len(root),
@@ -178,7 +175,7 @@ def _depth(state: Mapping[str, Tensor], stack: str) -> int:
     return 1 + max((int(m.group(1)) for key in state if (m := re.match(rf"{stack}\.(\d+)\.", key))), default=0)
 
 
-def _heads(opened: Opened, name: str | None, fields: dict[str, Any], width: int, notes: Notes) -> int:
+def _heads(opened: Opened, name: str | None, fields: dict[str, Any], notes: Notes) -> int:
     """No tensor shows the number of heads."""
     said = opened.settings.get("encoder_attention_heads", fields.get("heads"))
     if said is not None:
