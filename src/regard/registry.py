@@ -31,8 +31,8 @@ MOST_BLOCKS = 10_000
 class Entry:
     """One model: its family, its parameter count with 1000 classes at its own input size, and its source.
 
-    Those that take text have no size, and 37,000 words instead of classes. Detectors have 91 classes and live batch
-    norms; where these are frozen, they are buffers and not counted.
+    Those that take text have no size, and 37,000 words instead of classes. Detectors have 91 classes (panoptic ones of
+    published size 250) and live batch norms; where these are frozen, they are buffers and not counted.
     """
 
     family: str
@@ -85,6 +85,8 @@ MODELS: dict[str, Entry] = {
     "detr_r50": Entry("detr", 41_577_888, (800, 1333), DETR),
     "detr_r50_dc5": Entry("detr", 41_577_888, (800, 1333), DETR + ", DC5"),
     "detr_r101": Entry("detr", 60_570_016, (800, 1333), DETR),
+    "detr_nano_panoptic": Entry("detr", 1_044_729, (128, 128), OURS),
+    "detr_r50_panoptic": Entry("detr", 42_952_408, (800, 1333), DETR.replace("Table 1", "Table 5")),
     "transformer_nano": Entry("transformer", 5_661_696, (), OURS),
     "transformer_base": Entry("transformer", 63_082_496, (), ATTENTION),
     "transformer_big": Entry("transformer", 214_245_376, (), ATTENTION),

@@ -20,6 +20,7 @@ PUBLISHED = {
     "detr_r50": (41_524_768, 41_302_368),
     "detr_r50_dc5": (41_524_768, 41_302_368),
     "detr_r101": (60_464_672, 60_242_272),
+    "detr_r50_panoptic": (42_899_288, 42_676_888),
 }
 
 
@@ -58,7 +59,27 @@ def test_shapes_and_the_places_of_tokens(size, dilated):
     assert out.features.shape == (2, 20, 64)
     assert out.tokens.shape == (2, where.tokens, 64)
     assert 0 <= out.boxes.min() < out.boxes.max() <= 1
-    assert out.logits.std(1).max() > 0.01, "queries that answer the same prove nothing"
+
+
+@pytest.mark.parametrize("size", [(64, 96), (33, 71)])
+def test_masks_are_on_the_grid_of_the_first_stage(size):
+    model = small(masks=True)
+    masks = model(scene(*size)).masks
+    assert masks is not None
+    assert masks.shape == (2, 20, *(-(-side // 4) for side in size))
+    assert small()(scene(*size)).masks is None
+
+
+def test_the_mask_heads_attention_is_recorded_over_heads_and_cells_together():
+    model = small(masks=True)
+    mask = torch.ones(2, 48, 80, dtype=torch.bool)
+    mask[1, :, 32:] = False
+    with torch.no_grad(), regard.capture(model) as tape:
+        model(scene(48, 80), mask)
+    assert tape.names[-1] == "masks.attention"
+    heads = torch.stack([tape.attention("masks.attention", head=n) for n in range(8)])
+    torch.testing.assert_close(heads.sum((0, -1)), torch.ones(2, 20))
+    assert heads[:, 1].unflatten(-1, (3, 5))[..., 2:].abs().max() == 0
 
 
 @pytest.mark.parametrize("valid", [((4, 6), (4, 6)), ((4, 6), (3, 2))])
@@ -74,9 +95,9 @@ def test_positions_are_those_of_transformers(valid):
 def test_a_padded_map_answers_as_it_does_alone():
     """From the feature map on; before it, convolutions see the padding, in the authors' code as in ours."""
     model = small().double()
-    cells, mask = picture(5, 7, channels=64).double(), torch.zeros(2, 5 * 16, 7 * 16, dtype=torch.bool)
-    mask[0, :, :] = True
-    mask[1, : 3 * 16, : 4 * 16] = True
+    cells, mask = picture(5, 7, channels=64).double(), torch.zeros(2, 5, 7, dtype=torch.bool)
+    mask[0] = True
+    mask[1, :3, :4] = True
     with torch.no_grad():
         together, unmasked = model.detect(cells, mask), model.detect(cells)
         whole, cut = model.detect(cells[:1]), model.detect(cells[1:, :, :3, :4])
@@ -128,7 +149,7 @@ def test_the_flow_reads_cells_from_queries():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiled_and_exported_equal_eager(masked):
-    model, x = small(frozen_norms=True), scene(64, 48)
+    model, x = small(frozen_norms=True, masks=True), scene(64, 48)
     mask = torch.ones(2, 64, 48, dtype=torch.bool)
     mask[0, 20:] = False
     inputs = (x, mask) if masked else (x,)
@@ -137,6 +158,7 @@ def test_compiled_and_exported_equal_eager(masked):
     exported = torch.export.export(model, inputs).module()
     for run in (compiled, exported):
         for mine, eager in zip(run(*inputs), expected, strict=True):
+            assert mine is not None
             torch.testing.assert_close(mine, eager, atol=1e-4, rtol=1e-4)
 
 
@@ -173,6 +195,8 @@ def test_wrong_inputs_and_fields_are_refused():
         regard.create("detr_nano", size=(8, 8, 8))
     with pytest.raises(ConfigError, match="does not divide into 7 heads"):
         regard.create("detr_nano", heads=7)
+    with pytest.raises(ConfigError, match="masks=True does not go with"):
+        regard.create("detr_nano", masks=True, blocks=(2, 2, 2))
     with pytest.raises(ConfigError, match="queries"):
         regard.create("detr_nano", queries=0)
     with pytest.raises(ConfigError, match="at least 1 block"):

@@ -40,9 +40,20 @@ def randomise(model: Model, seed: int = 0) -> Model:
 
 
 def spread(model: Model) -> Model:
-    """Random weights of a detector under which its queries, and the cells of an image, answer differently."""
+    """Random weights of a detector under which its queries, and the cells of an image, answer differently.
+
+    Also the scale and shift of fixed batch norms, which are buffers; convolutions keep the size of what passes through.
+    """
     randomise(model)
+    draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim == 4:  # a residual network grows, and its last map would drown positions
+                scale = 0.02 if "project" in name else 1.0
+                p.copy_(torch.randn(p.shape, generator=draw) * scale * (2 / p[0].numel()) ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith((".weight", ".bias")):
+                buffer.copy_(torch.rand(buffer.shape, generator=draw) + (0.5 if name.endswith(".weight") else -0.5))
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.weight.add_(0.3)

@@ -43,6 +43,30 @@ def dilate(theirs: Any) -> Any:
     return theirs
 
 
+def panoptic() -> Any:
+    config = reference(encoder_attention_heads=8, decoder_attention_heads=8).config
+    theirs = spread(transformers.DetrForSegmentation(config))
+    with torch.no_grad():  # what tells queries apart is small: their attention, among many features
+        theirs.bbox_attention.q_proj.weight.mul_(4)
+        theirs.mask_head.conv1.conv.weight[:, -8:] *= 100
+        for module in theirs.mask_head.modules():
+            if isinstance(module, torch.nn.GroupNorm):
+                module.weight.add_(1.0)
+        for stage in theirs.mask_head.fpn_stages:
+            stage.fpn_adapter.weight.mul_(0.1)
+    return theirs
+
+
+def assert_masks(ours: Network, theirs: Any) -> None:
+    x, mask = masked(97, 130)
+    with torch.no_grad():
+        out, expected = ours(x, mask), theirs(x, pixel_mask=mask.long())
+    assert expected.pred_masks.std(1).max() > 0.01, "queries with the same mask prove nothing"
+    assert_close(out.masks, expected.pred_masks)
+    assert_close(out.boxes, expected.pred_boxes)
+    assert_close(out.logits, expected.logits)
+
+
 def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A file of version 4 with timm's backbone, as the hub's COCO checkpoints: written down by hand from timm."""
     renamed = {}
@@ -344,3 +368,37 @@ def test_our_own_files_come_back(tmp_path):
     assert_equal(again.state_dict(), model.state_dict())
     with pytest.raises(ConfigError, match="timm weights cannot represent a DETR"):
         convert(tmp_path / "m.safetensors", tmp_path / "t.safetensors", to="timm")
+
+
+def test_a_panoptic_model_of_transformers_both_ways(tmp_path):
+    theirs = panoptic()
+    before = saved(theirs, tmp_path / "hf")
+    ours = regard.create(weights=tmp_path / "hf", quiet=True).eval()
+    assert (ours.config.masks, ours.loaded.unused) == (True, ())
+    assert_masks(ours, theirs)
+    convert(tmp_path / "hf", tmp_path / "back", to="hf")
+    assert_equal(load_file(tmp_path / "back" / "model.safetensors"), before)
+    again, info = type(theirs).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert_masks(ours, again.eval())
+    torch.save(theirs.state_dict(), tmp_path / "five.bin")  # version 5's names
+    assert_masks(regard.create(weights=tmp_path / "five.bin", quiet=True).eval(), theirs)
+
+
+def test_a_panoptic_model_of_the_authors_both_ways(tmp_path):
+    theirs = panoptic()
+    file = saved(theirs, tmp_path / "hf")
+    inner = authors_names({n.removeprefix("detr."): t for n, t in file.items() if n.startswith("detr.")})
+    head = {name: t for name, t in file.items() if name.startswith(("mask_head.", "bbox_attention."))}
+    state = {f"detr.{name}": t for name, t in inner.items()} | head
+    assert {f"mask_head.lay{n}.weight" for n in range(1, 6)} | {"bbox_attention.q_linear.weight"} <= set(head)
+    torch.save({"model": state}, tmp_path / "panoptic.pth")
+    ours = regard.create(weights=tmp_path / "panoptic.pth", quiet=True).eval()
+    assert_masks(ours, theirs)
+    save_own(ours, tmp_path / "own.safetensors")
+    convert(tmp_path / "own.safetensors", tmp_path / "back.safetensors", to="detr")
+    assert_equal(load_file(tmp_path / "back.safetensors"), state)
+    del state["mask_head.gn5.bias"]
+    torch.save({"model": state}, tmp_path / "lacks.pth")
+    with pytest.raises(RunError, match=r"mask_head\.gn5\.bias: not in the file"):
+        regard.create(weights=tmp_path / "lacks.pth", quiet=True)

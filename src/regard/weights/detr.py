@@ -46,6 +46,15 @@ def _boxes(theirs: str) -> tuple[Row, ...]:
     return tuple(row for n in range(3) for row in both(f"boxes.{2 * n}", f"{theirs}.layers.{n}"))
 
 
+_MASKS = (
+    *both("masks.attention.q", "bbox_attention.q_linear"),
+    *both("masks.attention.k", "bbox_attention.k_linear"),
+    *both("masks.convs.{n}", "mask_head.lay{n+1}"),
+    *both("masks.norms.{n}", "mask_head.gn{n+1}"),
+    *both("masks.adapters.{n}", "mask_head.adapter{n+1}"),
+    *both("masks.out", "mask_head.out_lay"),
+)
+"""The panoptic head, which has the same names everywhere; all others then begin with "detr."."""
 _HF_BACKBONE = "model.backbone.conv_encoder.model."
 _HF = (
     *both("project", "model.input_projection"),
@@ -57,11 +66,19 @@ _HF = (
     *both("norm", "model.decoder.layernorm"),
     *both("head", "class_labels_classifier"),
     *_boxes("bbox_predictor"),
+    *_MASKS,
 )
 _VERSION_5 = (
     (r"^model\.backbone\.model\.", _HF_BACKBONE),
     (r"\.o_proj\.", ".out_proj."),
     (r"\.mlp\.(fc\d)\.", r".\1."),
+    (r"^bbox_attention\.([qk])_proj", r"bbox_attention.\1_linear"),
+    (r"^mask_head\.conv(\d)\.conv", r"mask_head.lay\1"),
+    (r"^mask_head\.conv(\d)\.norm", r"mask_head.gn\1"),
+    *((rf"^mask_head\.fpn_stages\.{n}\.fpn_adapter", f"mask_head.adapter{n + 1}") for n in range(3)),
+    *((rf"^mask_head\.fpn_stages\.{n}\.refine\.conv", f"mask_head.lay{n + 3}") for n in range(3)),
+    *((rf"^mask_head\.fpn_stages\.{n}\.refine\.norm", f"mask_head.gn{n + 3}") for n in range(3)),
+    (r"^mask_head\.output_conv", "mask_head.out_lay"),
 )
 
 HF_DETR = Format(
@@ -106,6 +123,7 @@ ORIGINAL_DETR = Format(
         *both("norm", "transformer.decoder.norm"),
         *both("head", "class_embed"),
         *_boxes("bbox_embed"),
+        *_MASKS,
     ),
     sign=("query_embed.weight", "transformer.decoder.norm.weight", "backbone.0.body.conv1.weight"),
 )
@@ -143,13 +161,14 @@ def read(
         "width": width,
         "depth": _depth(state, "encoder"),
         "decoder_depth": _depth(state, "decoder"),
-        "heads": _heads(opened, name, fields, notes),
+        "heads": _heads(state, opened, name, fields, notes),
         "mlp": len(state["encoder.0.mlp.up.weight"]),
         "dropout": opened.settings.get("dropout", 0.1),
         "backbone_width": len(root),
         "blocks": count_blocks(inside, opened.path),
         "kind": "bottleneck" if "stages.0.0.conv3.weight" in inside else "basic",
         "dilated": _dilated(opened, name, fields, notes),
+        "masks": "masks.out.weight" in state,
         "frozen_norms": True,
     }
     return state, make(DETRConfig, values, opened.path)
@@ -175,8 +194,10 @@ def _depth(state: Mapping[str, Tensor], stack: str) -> int:
     return 1 + max((int(m.group(1)) for key in state if (m := re.match(rf"{stack}\.(\d+)\.", key))), default=0)
 
 
-def _heads(opened: Opened, name: str | None, fields: dict[str, Any], notes: Notes) -> int:
-    """No tensor shows the number of heads."""
+def _heads(state: dict[str, Tensor], opened: Opened, name: str | None, fields: dict[str, Any], notes: Notes) -> int:
+    """Only the mask head shows the number of heads: its first convolution has a channel for each."""
+    if (first := state.get("masks.convs.0.bias")) is not None:
+        return first.numel() - state["queries.weight"].shape[1]
     said = opened.settings.get("encoder_attention_heads", fields.get("heads"))
     if said is not None:
         return said
@@ -238,6 +259,9 @@ def write(weights: Mapping[str, Tensor], config: DETRConfig, to: str) -> Written
     tensors, unknown = format.write(state, config)
     if unknown:
         raise RunError(f"{to} has no name for {unknown[0]}")
+    if config.masks:
+        kept = ("mask_head.", "bbox_attention.")
+        tensors = {name if name.startswith(kept) else f"detr.{name}": tensor for name, tensor in tensors.items()}
     notes = [] if config.frozen_norms else ["the backbone's batch norms are fixed there"]
     header = {
         "encoder_attention_heads": config.heads, "dilation": config.dilated, "dropout": config.dropout,
@@ -272,7 +296,7 @@ def _settings(config: DETRConfig, timm: str | None) -> dict[str, Any]:
         "out_features": [f"stage{n + 1}" for n in stages],
     }
     return {
-        "architectures": ["DetrForObjectDetection"],
+        "architectures": ["DetrForSegmentation" if config.masks else "DetrForObjectDetection"],
         "model_type": "detr",
         "use_timm_backbone": timm is not None,
         "backbone": timm,
@@ -298,5 +322,4 @@ DETR = Family(
     adapt=adapt,
     write=write,
     compared=("heads", "dilated"),
-    unshaped={"heads": 1},
 )

@@ -17,9 +17,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "size": (128, 128), "width": 64, "depth": 2, "decoder_depth": 2, "heads": 8, "mlp": 256, "queries": 20,
         "backbone_width": 16, "blocks": (2, 2, 2, 2), "kind": "basic", "dilated": True,
     },
+    "detr_nano_panoptic": {
+        "size": (128, 128), "width": 64, "depth": 2, "decoder_depth": 2, "heads": 8, "mlp": 256, "queries": 20,
+        "backbone_width": 16, "blocks": (2, 2, 2, 2), "kind": "basic", "dilated": True, "masks": True,
+    },
     "detr_r50": {},
     "detr_r50_dc5": {"dilated": True},
     "detr_r101": {"blocks": (3, 4, 23, 3)},
+    "detr_r50_panoptic": {"classes": 250, "masks": True},
 }  # fmt: skip
 
 
@@ -31,6 +36,7 @@ class DETRConfig(ImageConfig):
     predicts = "boxes"
     named_fields = (
         "width", "depth", "decoder_depth", "heads", "mlp", "queries", "backbone_width", "blocks", "kind", "dilated",
+        "masks",
     )  # fmt: skip
     can_checkpoint = True
 
@@ -48,6 +54,7 @@ class DETRConfig(ImageConfig):
     blocks: tuple[int, ...] = shape((3, 4, 6, 3), "ResNet: number of blocks per stage.")
     kind: Literal["basic", "bottleneck"] = shape("bottleneck", "ResNet: kind of residual block.")
     dilated: bool = shape(False, "DC5: the ResNet's last stage keeps its resolution, by dilated convolutions.")
+    masks: bool = shape(False, "A mask per query, by the panoptic head.")
     frozen_norms: bool = shape(
         False, "Fixed batch norms, and stem and first stage not trained: for a ResNet whose weights were loaded."
     )
@@ -64,6 +71,11 @@ class DETRConfig(ImageConfig):
                 do="change width or heads",
             )
         self.backbone()
+        if self.masks and (len(self.blocks) != 4 or self.width % 32 or (self.width + self.heads) % 8):
+            raise ConfigError(
+                f"masks=True does not go with blocks={self.blocks}, width={self.width} and heads={self.heads}",
+                do="use a ResNet of four stages, a width that is a multiple of 32, and 8 heads",
+            )
 
     def backbone(self) -> ResNetConfig:
         return ResNetConfig(

@@ -26,6 +26,7 @@ from regard.errors import ConfigError
 from regard.geometry import AttentionStep, TokenMap
 from regard.networks.base import Network
 from regard.networks.detr.config import DETRConfig, configure
+from regard.networks.detr.masks import MaskHead
 from regard.networks.resnet.bit import Bottleneck
 from regard.networks.resnet.network import Basic, BatchNorm, FrozenNorm, ResNet
 from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, MultiHeadAttention
@@ -36,7 +37,8 @@ TEMPERATURE = 10_000
 class Detection(NamedTuple):
     """logits (B, Q, C + 1), the last of them "no object"; boxes (B, Q, 4): centre x and y, width and height, as shares
     of the image without its padding; the same two of each decoder block before the last, (L - 1, B, Q, …); features
-    (B, Q, width), the decoder's output; tokens (B, N, width), the encoder's."""
+    (B, Q, width), the decoder's output; tokens (B, N, width), the encoder's; with a mask head, masks (B, Q, rows,
+    columns), logits on the grid of the ResNet's first stage, a quarter of the input's resolution."""
 
     logits: Tensor
     boxes: Tensor
@@ -44,6 +46,7 @@ class Detection(NamedTuple):
     auxiliary_boxes: Tensor
     features: Tensor
     tokens: Tensor
+    masks: Tensor | None = None
 
 
 def sine_positions(mask: Tensor, width: int) -> Tensor:
@@ -122,6 +125,8 @@ class DETR(Network):
         self.boxes = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
         )
+        stages = tuple(config.backbone().features // 2**n for n in (3, 2, 1))
+        self.masks = MaskHead(width, config.heads, stages) if config.masks else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -140,16 +145,22 @@ class DETR(Network):
         """x (B, channels, height, width), of any size; mask (B, height, width), true where an image is not padding."""
         if mask is not None and mask.shape != (len(x), *x.shape[2:]):
             raise ConfigError(f"a mask of shape {tuple(mask.shape)} does not fit images of shape {tuple(x.shape)}")
-        return self.detect(self.project(self.backbone.maps(x)[-1]), mask)
+        *maps, last = self.backbone.maps(x)
+        cells = self.project(last)
+        seen = None if mask is None else F.interpolate(mask[:, None].float(), size=cells.shape[2:])[:, 0].bool()
+        found = self.detect(cells, seen)
+        if self.masks is None:
+            return found
+        allowed = None if seen is None else seen.flatten(1)[:, None, None]
+        weights = self.masks.attention(found.features, found.tokens, allowed)
+        return found._replace(masks=self.masks(weights, cells, maps))
 
-    def detect(self, cells: Tensor, mask: Tensor | None = None) -> Detection:
-        """The transformer on a projected feature map (B, width, rows, columns); mask as in `forward`."""
-        if mask is None:
+    def detect(self, cells: Tensor, seen: Tensor | None = None) -> Detection:
+        """The transformer on a projected feature map (B, width, rows, columns); seen (B, rows, columns), true where a
+        cell is not padding."""
+        allowed = None if seen is None else seen.flatten(1)[:, None, None]
+        if seen is None:
             seen = torch.ones(len(cells), *cells.shape[2:], dtype=torch.bool, device=cells.device)
-            allowed = None
-        else:
-            seen = F.interpolate(mask[:, None].float(), size=cells.shape[2:])[:, 0].bool()
-            allowed = seen.flatten(1)[:, None, None]
         positions = sine_positions(seen, self.config.width).to(cells.dtype)
         tokens = cells.flatten(2).transpose(1, 2)
         for block in self.encoder:
