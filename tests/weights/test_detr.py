@@ -21,8 +21,10 @@ STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 def reference(kind: str = "bottleneck", **changes) -> Any:
     widths = [8, 16, 32, 64] if kind == "basic" else [32, 64, 128, 256]
-    shape: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": widths, "depths": [2, 1, 1, 2], "layer_type": kind}
-    backbone = transformers.ResNetConfig(**shape | {"out_features": STAGES})
+    shape: dict[str, Any] = {
+        "embedding_size": 8, "hidden_sizes": widths, "depths": [2, 1, 1, 2], "layer_type": kind, "out_features": STAGES,
+    }  # fmt: skip
+    backbone = transformers.ResNetConfig(**shape)
     fields: dict[str, Any] = {
         "use_timm_backbone": False, "backbone_config": backbone,
         "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
@@ -45,7 +47,7 @@ def dilate(theirs: Any) -> Any:
 
 def panoptic() -> Any:
     config = reference(encoder_attention_heads=8, decoder_attention_heads=8).config
-    theirs = spread(transformers.DetrForSegmentation(config))
+    theirs: Any = spread(transformers.DetrForSegmentation(config))
     with torch.no_grad():  # what tells queries apart is small: their attention, among many features
         theirs.bbox_attention.q_proj.weight.mul_(4)
         theirs.mask_head.conv1.conv.weight[:, -8:] *= 100

