@@ -108,7 +108,7 @@ class DETR(Network):
         self.config, width = config, config.width
         norm = FrozenNorm if config.frozen_norms else BatchNorm
         self.backbone = ResNet(config.backbone(), norm=norm, dilated=config.dilated)
-        self.backbone.head = nn.Identity()
+        self.backbone.head = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.project = nn.Conv2d(config.backbone().features, width, 1)
         block = BlockConfig(
             width, config.heads, config.mlp, norm="post", activation="relu", dropout=config.dropout,
