@@ -147,10 +147,13 @@ def test_what_a_model_does_not_have_is_refused(task, settings, words):
         check_settings(tasks.find(task), settings)
 
 
-@pytest.mark.parametrize("name", registry.MODELS)
+TRAINED = {entry.config.predicts for entry in tasks.TASKS}
+
+
+@pytest.mark.parametrize("name", [n for n in registry.MODELS if registry.config_class(n).predicts in TRAINED])
 def test_the_own_fields_of_every_model_can_be_set(name):
-    takes = registry.config_class(name).inputs
-    config = next(entry.config for entry in tasks.TASKS if entry.config.takes == takes)
+    predicts = registry.config_class(name).predicts
+    config = next(entry.config for entry in tasks.TASKS if entry.config.predicts == predicts)
     own = {f.name for f in fields(registry.config_class(name))}
     assert config.shape_fields(name).keys() == own - config.not_shape
     assert own & config.not_shape, "what the data decides is a field of it"
@@ -192,7 +195,13 @@ def test_a_group_alone_checks_itself():
 
 
 def test_every_kind_of_model_has_one_task_for_public_weights():
-    kinds = {registry.config_class(name).inputs for name in registry.MODELS}
-    assert sorted(entry.config.takes for entry in tasks.TASKS if entry.public_weights) == sorted(kinds)
+    kinds = {registry.config_class(name).predicts for name in registry.MODELS}
+    assert sorted(entry.config.predicts for entry in tasks.TASKS if entry.public_weights) == sorted(kinds - {"boxes"})
     assert tasks.for_weights("", "vit_b16").name == "classification"
     assert tasks.for_weights("regression", "vit_b16").name == "regression"
+
+
+def test_fields_of_models_that_no_task_trains_are_no_settings():
+    for entry in tasks.TASKS:
+        assert "queries" not in entry.config.names()
+        assert "width" in entry.config.names()

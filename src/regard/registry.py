@@ -14,6 +14,7 @@ DINOV2 = "Oquab et al., DINOv2 (2024)"
 SWIN = "Liu et al., Swin Transformer (2021)"
 RESNET = "He et al., Deep Residual Learning (2016), Table 1"
 BIT = "Kolesnikov et al., Big Transfer (2020)"
+DETR = "Carion et al., End-to-End Object Detection with Transformers (2020), Table 1"
 ATTENTION = "Vaswani et al., Attention Is All You Need (2017), Table 3"
 ALIGN = "Bahdanau et al., Learning to Align and Translate (2015); Luong et al. (2015)"
 SEQ2SEQ = "Cho et al., RNN Encoder-Decoder (2014)"
@@ -30,7 +31,8 @@ MOST_BLOCKS = 10_000
 class Entry:
     """One model: its family, its parameter count with 1000 classes at its own input size, and its source.
 
-    Those that take text have no size, and 37,000 words instead of classes.
+    Those that take text have no size, and 37,000 words instead of classes. Detectors have 91 classes (panoptic ones of
+    published size 250) and live batch norms; where these are frozen, they are buffers and not counted.
     """
 
     family: str
@@ -79,6 +81,12 @@ MODELS: dict[str, Entry] = {
     "bit_r50x1": Entry("resnet", 25_549_352, (224, 224), BIT),
     "mlp_nano": Entry("mlp", 1_175_272, (32, 32), OURS),
     "mlp": Entry("mlp", 6_270_952, (32, 32), MLP),
+    "detr_nano": Entry("detr", 959_792, (128, 128), OURS),
+    "detr_r50": Entry("detr", 41_577_888, (800, 1333), DETR),
+    "detr_r50_dc5": Entry("detr", 41_577_888, (800, 1333), DETR + ", DC5"),
+    "detr_r101": Entry("detr", 60_570_016, (800, 1333), DETR),
+    "detr_nano_panoptic": Entry("detr", 1_044_729, (128, 128), OURS),
+    "detr_r50_panoptic": Entry("detr", 42_952_408, (800, 1333), DETR.replace("Table 1", "Table 5")),
     "transformer_nano": Entry("transformer", 5_661_696, (), OURS),
     "transformer_base": Entry("transformer", 63_082_496, (), ATTENTION),
     "transformer_big": Entry("transformer", 214_245_376, (), ATTENTION),

@@ -53,6 +53,8 @@ class RunConfig:
     task_name: ClassVar[str] = ""
     takes: ClassVar[str] = "image"
     """The kind of input that its models have."""
+    predicts: ClassVar[str] = "classes"
+    """The kind of output that its models have."""
     not_shape: ClassVar[frozenset[str]] = frozenset()
     """Fields of model configs that the task decides from the data."""
     general: General = field(default_factory=General)
@@ -116,7 +118,7 @@ class RunConfig:
     def _model_configs(cls, model: str | None) -> list[type[Any]]:
         names = [model] if model else list(registry.MODELS)
         kinds = dict.fromkeys(registry.config_class(name) for name in names)
-        return [kind for kind in kinds if model or kind.inputs == cls.takes]
+        return [kind for kind in kinds if model or kind.predicts == cls.predicts]
 
     def change(self, values: Mapping[str, Any], where: object = None) -> Self:
         """The same with some settings changed, each checked by its type and range."""
@@ -147,10 +149,11 @@ class RunConfig:
     def check_model(self, given: Mapping[str, Any]) -> None:
         """Refuse what the model has no field for, or cannot do."""
         name, kind = self.model.model, registry.config_class(self.model.model)
-        if kind.inputs != self.takes:
-            able = [n for n in registry.MODELS if registry.config_class(n).inputs == self.takes]
+        if kind.predicts != self.predicts:
+            able = [n for n in registry.MODELS if registry.config_class(n).predicts == self.predicts]
             raise ConfigError(
-                f"{name} is not for {self.task_name}: it takes {kind.inputs}s", do=f"these are: {', '.join(able)}"
+                f"{name} is not for {self.task_name}: it takes {kind.inputs}s and predicts {kind.predicts}",
+                do=f"these are: {', '.join(able)}",
             )
         own = self.shape_fields(name)
         for field_name, value in given.items():

@@ -335,6 +335,30 @@ def test_key_width_may_differ_from_width_over_heads():
     assert layer(torch.randn(2, 5, 32)).shape == (2, 5, 32)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_joint_weights_are_one_softmax_over_heads_and_keys(masked):
+    draw = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 3, 4, 8, generator=draw), torch.randn(2, 3, 5, 8, generator=draw)
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    if masked:
+        mask[1, ..., 2:] = False
+    scores = torch.einsum("bhqd,bhkd->bqhk", q.double(), k.double()) / 8**0.5
+    scores = scores.masked_fill(~mask, -torch.inf)
+    exact = scores.flatten(2).softmax(-1).view_as(scores).transpose(1, 2)
+
+    class Looks(nn.Module):
+        def forward(self, q, k):
+            return attention_weights(q, k, mask=mask if masked else None, joint=True)
+
+    model = Looks()
+    with capture(model) as tape:
+        torch.testing.assert_close(model(q, k), exact.float(), atol=1e-6, rtol=1e-5)
+    for head in range(3):
+        torch.testing.assert_close(tape.attention(0, head=head), exact[:, head].float())
+    nothing = attention_weights(q, k, mask=torch.zeros(2, 1, 1, 5, dtype=torch.bool), joint=True)
+    assert nothing.abs().max() == 0
+
+
 def test_attention_weights_carry_gradients():
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     attention_weights(q, q)[..., 0].sum().backward()

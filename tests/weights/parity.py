@@ -39,6 +39,36 @@ def randomise(model: Model, seed: int = 0) -> Model:
     return model.eval()
 
 
+def spread(model: Model) -> Model:
+    """Random weights of a detector under which its queries, and the cells of an image, answer differently.
+
+    Also the scale and shift of fixed batch norms, which are buffers; convolutions keep the size of what passes through.
+    """
+    randomise(model)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim == 4:  # a residual network grows, and its last map would drown positions
+                scale = 0.02 if "project" in name else 1.0
+                p.copy_(torch.randn(p.shape, generator=draw) * scale * (2 / p[0].numel()) ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith((".weight", ".bias")):
+                buffer.copy_(torch.rand(buffer.shape, generator=draw) + (0.5 if name.endswith(".weight") else -0.5))
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight.add_(0.3)
+            if isinstance(module, (nn.LayerNorm, nn.Linear)):
+                module.bias.mul_(0.1)
+            if isinstance(module, nn.Embedding):
+                module.weight.mul_(5)
+    return model
+
+
+def scene(*size: int) -> Tensor:
+    """Two pictures of large patches of strong colours, for detectors."""
+    return nn.functional.interpolate(5 * picture(4, 6), size)
+
+
 def save_own(model: Network, path: Path) -> None:
     config = model.config
     preparation = Preparation(config.size, config.channels, (0.5,) * config.channels, (0.5,) * config.channels)

@@ -310,7 +310,7 @@ class Convert:
     """Weights file (.safetensors, .npz, .pth, .pt, .bin, .ckpt), transformers folder, or run folder."""
     out: Positional[str]
     """What to write: .npz for google, a folder for hf, .safetensors for the others."""
-    to: Literal["regard", "timm", "hf", "torchvision", "google", "dinov2"]
+    to: Literal["regard", "timm", "hf", "torchvision", "google", "dinov2", "microsoft", "detr"]
     """Format to write."""
     model: str | None = None
     """Name of the model, where the file must hold it. Default: as the file's shapes say."""

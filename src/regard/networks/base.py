@@ -57,7 +57,7 @@ class Network(nn.Module):
         """The modules whose matrices Muon updates."""
         return self.repeated()
 
-    def run_block(self, block: nn.Module, *inputs: Tensor, **options: Any) -> Tensor:
+    def run_block(self, block: nn.Module, *inputs: Tensor | None, **options: Any) -> Tensor:
         """A block's output; with `checkpointing`, its activations are not kept."""
         if self.checkpointing and self.training:
             return checkpoint(block, *inputs, use_reentrant=False, **options)  # pyright: ignore[reportReturnType]

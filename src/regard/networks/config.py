@@ -21,6 +21,8 @@ class NetworkConfig:
     family: ClassVar[str]
     """Name of its folder in `networks`, and of its table of weight names in `weights`."""
     inputs: ClassVar[Literal["image", "text"]]
+    predicts: ClassVar[Literal["classes", "words", "boxes"]]
+    """What its output is; a task trains the networks that predict what it needs."""
     named_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that the name of a model decides: weights loaded under that name must agree with them."""
     can_checkpoint: ClassVar[bool] = False
@@ -34,6 +36,7 @@ class ImageConfig(NetworkConfig):
     """Config of networks for signals, images or volumes; `size` has one number per axis of the input."""
 
     inputs = "image"
+    predicts = "classes"
     any_size: ClassVar[bool] = True
     """Whether it takes inputs of other sizes than the configured one."""
 
@@ -57,6 +60,11 @@ class ImageConfig(NetworkConfig):
         raise NotImplementedError
 
     @property
+    def logits(self) -> int:
+        """Number of outputs of the head."""
+        return self.classes
+
+    @property
     def last_layer(self) -> str:
         """Name of the linear layer that computes the logits."""
         return "head"
@@ -71,6 +79,7 @@ class TextConfig(NetworkConfig):
     """Config of translators: vocabularies, embeddings, and three special tokens."""
 
     inputs = "text"
+    predicts = "words"
 
     vocabulary: int | tuple[int, int] = 37_000
     """Number of words: one for both languages together, or two, of source and target."""

@@ -79,9 +79,13 @@ def attention_weights(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     causal: bool = False,
+    joint: bool = False,
 ) -> Tensor:
-    """The weights (B, H, Q, K), for models that use them as features. Arguments as in `attend`."""
-    scoring = _Scoring(scale, mask, bias, causal)
+    """The weights (B, H, Q, K), for models that use them as features. Arguments as in `attend`.
+
+    With `joint` a query's weights add up to 1 over all heads and keys together, else in each head.
+    """
+    scoring = _Scoring(scale, mask, bias, causal, joint=joint)
     weights = _softmax(q, k, scoring)
     _record(q, k, None, weights, scoring)
     return weights
@@ -95,6 +99,7 @@ class _Scoring(NamedTuple):
     bias: Tensor | None = None
     causal: bool = False
     vector: Tensor | None = None
+    joint: bool = False
 
 
 def _limits(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor | None:
@@ -118,12 +123,21 @@ def _softmax(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor:
     else:
         scores = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ scoring.vector
     limits = _limits(q, k, scoring)
+    if limits is not None and limits.dtype == torch.bool:
+        scores = scores.masked_fill(~limits, float("-inf"))
+    elif limits is not None:
+        scores = scores + limits.to(scores.dtype)
+    if scoring.joint:
+        heads = scores.shape[-3]
+        scores = scores.movedim(-3, -2).flatten(-2)  # (…, Q, H · K)
+        return _softmax_or_zeros(scores, limits).unflatten(-1, (heads, -1)).movedim(-2, -3)
+    return _softmax_or_zeros(scores, limits)
+
+
+def _softmax_or_zeros(scores: Tensor, limits: Tensor | None) -> Tensor:
+    """Over the last axis; zeros where nothing is allowed."""
     if limits is None:
         return scores.softmax(-1)
-    if limits.dtype == torch.bool:
-        scores = scores.masked_fill(~limits, float("-inf"))
-    else:
-        scores = scores + limits.to(scores.dtype)
     blind = scores.isneginf().all(-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
@@ -284,8 +298,12 @@ class Tape:
                 return t
             return t.select(-3, head if t.shape[-3] > 1 else 0)
 
-        q, k = (_precise(t, head) for t in (call.q, call.k))
         rule = call.scoring
+        if rule.joint:
+            dtype = exact_dtype(call.q.device)
+            weights = _softmax(call.q.to(dtype), call.k.to(dtype), rule).select(-3, head)
+            return weights if weights.ndim > 2 else weights[None]
+        q, k = (_precise(t, head) for t in (call.q, call.k))
         vector = None if rule.vector is None else rule.vector.to(q.dtype)
         weights = _softmax(q, k, rule._replace(mask=pick(rule.mask), bias=pick(rule.bias), vector=vector))
         return weights if weights.ndim > 2 else weights[None]

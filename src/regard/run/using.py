@@ -11,7 +11,7 @@ from regard import tasks
 from regard.config import make
 from regard.console import Progress
 from regard.data.dataset import UNUSED, Dataset
-from regard.errors import ConfigError, DataError, RegardError, RunError, counted
+from regard.errors import ConfigError, DataError, RunError, counted
 from regard.metrics import Comparison
 from regard.run.runner import plain_settings, read_config
 from regard.run.settle import check_settings, pick_device
@@ -47,7 +47,7 @@ def task_of(path: str | Path) -> Entry:
     task, model = identify(path)
     try:
         return tasks.for_weights(task, model or "vit_s16")
-    except RegardError as error:
+    except ConfigError as error:
         raise RunError(f"the checkpoint is damaged: {error.what}", where=path) from None
 
 

@@ -71,6 +71,7 @@ def find(name: str) -> Entry:
 def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train") -> tuple[Entry, str]:
     """The task of a run and why: the first of the command's tasks that takes the data and settings for its own."""
     require_data(data)
+    _require_trainable(settings.get("model"))
     entry, why = _choose(data, settings, command)
     known = entry.config.names()
     for name in settings.keys() - known:
@@ -83,6 +84,26 @@ def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train"
         what = f"{data} holds {held}s, and {entry.name} ({why}) takes {entry.config.takes}s"
         raise ConfigError(what, do=f"leave out what asks for {entry.name}, such as --model, or give other data")
     return entry, why
+
+
+def _require_trainable(model: object) -> None:
+    """An error, before data is read, for a model that no task trains."""
+    from regard import registry
+
+    if model in registry.MODELS and not any(_tasks_for(str(model))):
+        predicts = registry.config_class(str(model)).predicts
+        known = {entry.config.predicts: entry.name for entry in TASKS}
+        raise ConfigError(
+            f"{model} cannot be trained yet: it predicts {predicts}, and no task does",
+            do=f"tasks train models that predict {' or '.join(known)}; `regard.create` and `regard convert` take it",
+        )
+
+
+def _tasks_for(model: str) -> list[Entry]:
+    """The tasks whose networks predict what this model predicts."""
+    from regard import registry
+
+    return [entry for entry in TASKS if entry.config.predicts == registry.config_class(model).predicts]
 
 
 def _choose(data: str | Path, settings: Mapping[str, Any], command: str) -> tuple[Entry, str]:
@@ -145,5 +166,8 @@ def for_weights(name: str, model: str) -> Entry:
 
     if name:
         return find(name)
-    inputs = registry.config_class(model).inputs
-    return next(entry for entry in TASKS if entry.public_weights and entry.config.takes == inputs)
+    able = [entry for entry in _tasks_for(model) if entry.public_weights]
+    if not able:
+        what = f"no task uses {model} yet: it predicts {registry.config_class(model).predicts}"
+        raise RunError(what, do="`regard.create` and `regard convert` take these weights")
+    return able[0]

@@ -76,7 +76,7 @@ class ImagePredictor:
     @classmethod
     def open(cls, path: str | Path, device: torch.device, progress: Progress, options: LoadOptions) -> Any:
         """From a run folder (its best weights) or a weights file of any known format."""
-        checkpoint, report = open_weights(path, inputs="image", **options.fields())
+        checkpoint, report = open_weights(path, predicts="classes", **options.fields())
         for line in report.lines() if report.format != "regard" or (cls.has_head and report.untrained) else ():
             progress.say(line)
         predictor = cls(checkpoint, device)

@@ -6,20 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from regard import registry
 from regard.errors import ConfigError, RunError, did_you_mean
 from regard.networks.config import ImageConfig
 from regard.weights.checkpoint import MOST_COMMENT, Checkpoint, save_arrays, save_checkpoint, save_tensors
 from regard.weights.families import FAMILIES, NAMES
-from regard.weights.family import refuse
+from regard.weights.family import Written, refuse
 from regard.weights.load import open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import to_json, write_text
 
 ENDINGS = {"regard": ".safetensors", "timm": ".safetensors", "torchvision": ".safetensors", "dinov2": ".safetensors",
-           "microsoft": ".safetensors",           "google": ".npz", "hf": ""}  # fmt: skip
+           "microsoft": ".safetensors", "detr": ".safetensors", "google": ".npz", "hf": ""}  # fmt: skip
 
 
 def convert(
@@ -58,11 +56,12 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
         return [f"{len(checkpoint.weights)} tensors", *apart]
     config = registry.configure(checkpoint.model, **checkpoint.config)
     write = FAMILIES[config.family].write if config.family in FAMILIES else refuse
-    tensors, settings, header, notes = write(checkpoint.weights, config, to)
+    written = write(checkpoint.weights, config, to)
+    tensors, settings, header, notes, _ = written
     labels, processor = dict(enumerate(checkpoint.classes)), _processor(checkpoint, config)
     if to == "hf":
         settings |= {"id2label": labels, "label2id": {name: n for n, name in labels.items()}, "dtype": "float32"}
-        _write_folder(out, tensors, settings, processor)
+        _write_folder(out, written, processor)
         return [f"{len(tensors)} tensors", *notes]
     said = ", ".join(f"{name} ({value})" for name, value in header.items())
     about = {"settings": json.dumps(header | {"id2label": labels}), "preprocessor": json.dumps(processor)}
@@ -83,12 +82,13 @@ def write_weights(checkpoint: Checkpoint, out: Path, to: str) -> list[str]:
 
 def _processor(checkpoint: Checkpoint, config: ImageConfig) -> dict[str, Any]:
     """How images are prepared, in the words of its preprocessor_config.json."""
-    prepared = checkpoint.preparation
+    prepared, (height, width) = checkpoint.preparation, config.size[:2]
     assert prepared is not None
+    boxes = config.predicts == "boxes"
     return {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": "DetrImageProcessor" if boxes else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": config.size[0], "width": config.size[1]},
+        "size": {"shortest_edge": height, "longest_edge": width} if boxes else {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -97,10 +97,11 @@ def _processor(checkpoint: Checkpoint, config: ImageConfig) -> dict[str, Any]:
     }
 
 
-def _write_folder(out: Path, tensors: dict[str, Tensor], settings: dict[str, Any], processor: dict[str, Any]) -> None:
+def _write_folder(out: Path, written: Written, processor: dict[str, Any]) -> None:
     """A folder for from_pretrained: versions 4 and 5 of transformers both read version 4's names."""
-    kind = settings["model_type"]
-    prefixed = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
-    save_tensors(prefixed, out / "model.safetensors")
-    for name, value in (("config.json", settings), ("preprocessor_config.json", processor)):
+    tensors, kind = written.tensors, written.settings["model_type"]
+    if not written.complete:
+        tensors = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
+    save_tensors(tensors, out / "model.safetensors")
+    for name, value in (("config.json", written.settings), ("preprocessor_config.json", processor)):
         write_text(out / name, to_json(value))

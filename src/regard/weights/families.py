@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.weights.detr import DETR
 from regard.weights.family import Family
 from regard.weights.resnet import RESNET
 from regard.weights.swin import SWIN
@@ -10,6 +11,7 @@ from regard.weights.vit import VIT
 FAMILIES: dict[str, Family] = {
     "vit": VIT,
     "swin": SWIN,
+    "detr": DETR,  # before the ResNet that it contains
     "resnet": RESNET,
     "mlp": Family(own="layers.0.linear.weight"),
 }

@@ -23,6 +23,8 @@ class Written(NamedTuple):
     header: dict[str, Any]
     """What tensors do not say, in the same words: written into the header of other files, for Regard to read."""
     notes: list[str]
+    complete: bool = False
+    """Whether the names are transformers' in full: else the kind of model is put before them."""
 
 
 def keep(state: dict[str, Tensor], config: Any, target: Any, notes: Notes) -> None:

@@ -46,7 +46,7 @@ def recognise(opened: Opened) -> tuple[Opened, Family, Format]:
     differ += [f"{name}: not in the model" for name in nearest.read(opened.tensors)[1]]
     other = name_of_other(opened)
     raise RunError(
-        f"the file holds no Vision Transformer, Swin or ResNet that is known here{other and f', but {other}'}; "
+        f"the file holds no Vision Transformer, Swin, ResNet or DETR that is known here{other and f', but {other}'}; "
         f"from the nearest, {nearest.name}'s, it differs in\n    " + "\n    ".join(shortened(differ)),
         where=opened.path,
         do=f"formats tried: {', '.join(NAMES)}",

@@ -20,7 +20,7 @@ from regard.data import Preparation
 from regard.errors import ConfigError, RunError
 from regard.geometry import per_axis
 from regard.networks.base import Network
-from regard.networks.config import ImageConfig
+from regard.networks.config import ImageConfig, NetworkConfig
 from regard.weights.checkpoint import Checkpoint, header, parse_checkpoint
 from regard.weights.families import FAMILIES
 from regard.weights.files import FOLDER_FILES, open_file
@@ -36,6 +36,12 @@ from regard.weights.notes import LoadReport, Notes, mismatch
 from regard.weights.run import Run
 from regard.weights.seq2seq import MARIAN_MODEL, read_marian
 
+_USES = {
+    "classes": "`regard train`, `regard predict` and `regard eval` take these weights",
+    "words": "`regard predict`, `regard explain` and `regard eval` take these weights",
+    "boxes": "no task uses them yet; `regard.create` and `regard convert` take these weights",
+}
+
 
 def open_weights(
     path: str | Path,
@@ -43,14 +49,14 @@ def open_weights(
     classes: int | None = None,
     *,
     new_head: bool = False,
-    inputs: str | None = None,
+    predicts: str | None = None,
     **fields: Any,
 ) -> tuple[Checkpoint, LoadReport]:
     """A checkpoint and a report, from a weights file of any known format, a run folder or a transformers folder.
 
     Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
     and its positions; other `fields` of the config are set if the weights allow it. `new_head` removes the file's
-    head even where it has as many classes. `inputs` is what the network must take: "image" or "text".
+    head even where it has as many classes. `predicts` is what the network must predict, such as "classes".
     """
     opened, notes = open_file(find_file(path)), Notes()
     where, stored, label = opened.path, None, "regard"
@@ -60,7 +66,7 @@ def open_weights(
         stored, label = read_marian(opened, name, notes), "marian"
     if stored is not None:
         held = _meta(stored.model, stored.config, where, tensors=len(stored.weights))
-        _require_inputs(stored.model, held.config.inputs, inputs, where)
+        _require_predicts(stored.model, held.config, predicts, where)
         if held.config.inputs == "text":
             _require_unchanged(stored, {"name": name, "classes": classes} | fields, where)
             if differ := _differences(stored.weights, held):
@@ -75,8 +81,8 @@ def open_weights(
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
         opened, family, format = recognise(opened)
-        _require_inputs(f"{format.name} weights", "image", inputs, where)
         state, config = read_foreign(opened, family, format, name, fields, notes)
+        _require_predicts(f"{format.name} weights", config, predicts, where)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
         label, called, theirs, stored_for = format.name, name, format.called, ("", {})
@@ -111,10 +117,10 @@ def identify(path: str | Path) -> tuple[str, str]:
     return str(about.get("task", "")), str(about.get("model", ""))
 
 
-def _require_inputs(model: str, own: str, wanted: str | None, where: Path) -> None:
-    if wanted and own != wanted:
-        what = f"the weights are of a network for {own} ({model}), and one for {wanted} is needed"
-        raise RunError(what, where=where, do="`regard predict`, `regard explain` and `regard eval` take these weights")
+def _require_predicts(model: str, config: NetworkConfig, wanted: str | None, where: Path) -> None:
+    if wanted and config.predicts != wanted:
+        what = f"the weights are of a network for {config.inputs} ({model}) that predicts {config.predicts}"
+        raise RunError(f"{what}, and one that predicts {wanted} is needed", where=where, do=_USES[config.predicts])
 
 
 def _is_marian(settings: Any) -> bool:
@@ -194,8 +200,8 @@ def _adapt(
             notes.leave("the file's head", *(state[key] for key in old_head))
         state = {key: tensor for key, tensor in state.items() if key not in old_head}
         target = target.with_linear_head()
-        state["head.weight"] = torch.zeros(target.classes, target.features)
-        state["head.bias"] = torch.zeros(target.classes)
+        state["head.weight"] = torch.zeros(target.logits, target.features)
+        state["head.bias"] = torch.zeros(target.logits)
         names = tuple(map(str, range(target.classes)))
     FAMILIES[config.family].adapt(state, config, target, notes)
     return state, target, names

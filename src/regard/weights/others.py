@@ -9,12 +9,14 @@ from typing import Any
 from regard.errors import RunError
 from regard.weights.files import Opened
 
-READ = ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn", "swin", "resnet", "bit", "marian")
+READ = (
+    "vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "vit_msn", "swin", "resnet", "bit", "detr", "marian",
+)  # fmt: skip
 """The model_type of every config.json of transformers that is read here."""
 
 _NAMES = {
     "beit": "BEiT", "blip": "BLIP", "chinese_clip": "Chinese CLIP", "clip": "CLIP", "convnext": "ConvNeXt",
-    "convnextv2": "ConvNeXt V2", "data2vec-vision": "Data2Vec", "detr": "DETR", "dinov3_convnext": "DINOv3",
+    "convnextv2": "ConvNeXt V2", "data2vec-vision": "Data2Vec", "dinov3_convnext": "DINOv3",
     "dinov3_vit": "DINOv3", "efficientnet": "EfficientNet", "eva": "EVA", "evaclip": "EVA-CLIP", "hiera": "Hiera",
     "ijepa": "I-JEPA", "levit": "LeViT", "mobilevit": "MobileViT", "pvt": "PVT", "sam": "SAM", "segformer": "SegFormer",
     "siglip": "SigLIP", "siglip2": "SigLIP 2", "swin": "Swin", "swinv2": "Swin V2", "videomae": "VideoMAE",

@@ -137,7 +137,7 @@ def read(
         "channels": root.shape[1],
         "classes": 1000 if final is None else len(final),
         "width": len(root),
-        "blocks": _blocks(state, opened.path),
+        "blocks": count_blocks(state, opened.path),
         "kind": kind,
         "stem": "small" if small else "large",
     }
@@ -150,7 +150,7 @@ def _fill_counts(state: dict[str, Tensor]) -> None:
         state.setdefault(key.replace("running_var", COUNTS), torch.tensor(0))
 
 
-def _blocks(state: Mapping[str, Tensor], where: Path) -> tuple[int, ...]:
+def count_blocks(state: Mapping[str, Tensor], where: Path) -> tuple[int, ...]:
     """Blocks of each stage, which must be numbered without a gap."""
     numbers = {tuple(map(int, m.groups())) for key in state if (m := re.match(r"stages\.(\d+)\.(\d+)\.", key))}
     stages = Counter(stage for stage, _ in numbers)
@@ -181,8 +181,12 @@ def _size(opened: Opened, size: Any, small: bool, notes: Notes) -> tuple[int, ..
 def adapt(state: dict[str, Tensor], config: ResNetConfig, target: ResNetConfig, notes: Notes) -> None:
     """The first convolution for grey input; a standardised one (BiT's) cannot be summed."""
     if (config.channels, target.channels) == (3, 1) and config.kind != "bit":
-        state["root.weight"] = state["root.weight"].sum(dim=1, keepdim=True)
-        notes.changed.append("the first convolution is summed over colours: grey input answers as grey in colour did")
+        sum_over_colours(state, "root.weight", notes)
+
+
+def sum_over_colours(state: dict[str, Tensor], key: str, notes: Notes) -> None:
+    state[key] = state[key].sum(dim=1, keepdim=True)
+    notes.changed.append("the first convolution is summed over colours: grey input answers as grey in colour did")
 
 
 def write(weights: Mapping[str, Tensor], config: ResNetConfig, to: str) -> Written:

@@ -46,4 +46,4 @@ class Start:
 def open_start(path: str | Path, classes: int, fields: dict[str, Any], model: str | None) -> Start:
     """Weights of any known format or a run's best, for so many classes and with these fields of the config."""
     asked = {name: value for name, value in fields.items() if name not in RATES}
-    return Start(*open_weights(path, model, classes, new_head=True, inputs="image", **asked))
+    return Start(*open_weights(path, model, classes, new_head=True, predicts="classes", **asked))

@@ -7,6 +7,8 @@ everybody's weights have it); pictures of up to 64 pixels may keep their resolut
 paper's own CIFAR networks (section 4.2); the head starts at zero, as ViT's and BiT's do; stochastic depth.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ from regard.networks.resnet.config import ResNetConfig, configure
 from regard.nn import DropPath, drop_rates, pad_to
 
 
-def plain_conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+def plain_conv(before: int, after: int, kernel: int, stride: int = 1, dilation: int = 1) -> nn.Conv2d:
+    padding = kernel // 2 * dilation
+    return nn.Conv2d(before, after, kernel, stride=stride, padding=padding, dilation=dilation, bias=False)
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -34,16 +37,45 @@ class BatchNorm(nn.BatchNorm2d):
         return super().forward(input)
 
 
+class FrozenNorm(nn.Module):
+    """BatchNorm with fixed statistics, scale and shift: none of them is a parameter."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int):
+        super().__init__()
+        for name, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=1e-5)
+
+
+Norm = type[BatchNorm] | type[FrozenNorm]
+
+
 class Basic(nn.Module):
     """Two 3 × 3 convolutions, the first with the stride, added to the input or its projection."""
 
-    def __init__(self, before: int, after: int, stride: int, drop_path: float | None = None):
+    def __init__(
+        self,
+        before: int,
+        after: int,
+        stride: int,
+        drop_path: float | None = None,
+        *,
+        conv: Callable[..., nn.Module] = plain_conv,
+        norm: Norm = BatchNorm,
+    ):
         super().__init__()
-        self.conv1, self.norm1 = plain_conv(before, after, 3, stride), BatchNorm(after)
-        self.conv2, self.norm2 = plain_conv(after, after, 3), BatchNorm(after)
+        self.conv1, self.norm1 = conv(before, after, 3, stride), norm(after)
+        self.conv2, self.norm2 = conv(after, after, 3), norm(after)
         changed = before != after or stride > 1
-        self.shortcut = plain_conv(before, after, 1, stride) if changed else None
-        self.shortcut_norm = BatchNorm(after) if changed else None
+        self.shortcut = conv(before, after, 1, stride) if changed else None
+        self.shortcut_norm = norm(after) if changed else None
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,13 +86,22 @@ class Basic(nn.Module):
         return F.relu(x + self.drop_path(y))
 
 
-def make_block(kind: str, before: int, after: int, stride: int, drop_path: float | None, first: bool) -> nn.Module:
+def make_block(
+    kind: str,
+    before: int,
+    after: int,
+    stride: int,
+    drop_path: float | None,
+    *,
+    first: bool,
+    dilation: int = 1,
+    norm: Norm = BatchNorm,
+) -> nn.Module:
     """One block of the given kind; `first` of its stage."""
-    if kind == "basic":
-        return Basic(before, after, stride, drop_path)
-    if kind == "bottleneck":
-        return Bottleneck(before, after, stride, drop_path, conv=plain_conv, norm=BatchNorm)
-    return PreActivation(before, after, stride, drop_path, first=first)
+    if kind == "bit":
+        return PreActivation(before, after, stride, drop_path, first=first)
+    block = Basic if kind == "basic" else Bottleneck
+    return block(before, after, stride, drop_path, conv=partial(plain_conv, dilation=dilation), norm=norm)
 
 
 def init_convolutions(network: nn.Module) -> None:
@@ -122,24 +163,31 @@ class ResNet(Network):
 
     config: ResNetConfig
 
-    def __init__(self, config: ResNetConfig):
+    def __init__(self, config: ResNetConfig, *, norm: Norm = BatchNorm, dilated: bool = False):
+        """`dilated`: the last stage keeps its resolution, and its convolutions after the first are dilated instead."""
         super().__init__()
         if len(config.size) != 2:
             raise ConfigError(f"a ResNet reads pictures, not inputs of {len(config.size)} axes")
         if config.kind == "bit" and config.width % 32:
             raise ConfigError(f"width={config.width} does not part into GroupNorm's groups", do="give a multiple of 32")
-        self.config = config
+        self.config, self.dilated = config, dilated
         bit, small = config.kind == "bit", config.stem == "small"
         conv = even_conv if bit else plain_conv
         self.root = conv(config.channels, config.width, 3 if small else 7, 1 if small else 2)
-        self.root_norm = None if bit else BatchNorm(config.width)
+        self.root_norm = None if bit else norm(config.width)
         self.stages, before = nn.Sequential(), config.width
         rates = iter(drop_rates(config.drop_path, sum(config.blocks)))
         for stage, count in enumerate(config.blocks):
             after, units = config.features // 2 ** (len(config.blocks) - 1 - stage), nn.Sequential()
+            flat = dilated and stage == len(config.blocks) - 1
             for number in range(count):
-                stride = 2 if stage and not number else 1
-                units.append(make_block(config.kind, before, after, stride, next(rates), first=not number))
+                stride = 2 if stage and not number and not flat else 1
+                dilation = 2 if flat and number else 1
+                units.append(
+                    make_block(
+                        config.kind, before, after, stride, next(rates), first=not number, dilation=dilation, norm=norm
+                    )
+                )
                 before = after
             self.stages.append(units)
         self.norm = group_norm(config.features) if bit else None
@@ -154,17 +202,24 @@ class ResNet(Network):
 
     def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
         """x (B, channels, height, width), of any size. `class_token_only` changes nothing: there is none."""
-        if x.ndim != 4 or x.shape[1] != self.config.channels:
-            raise ConfigError(
-                f"an input of shape {tuple(x.shape)} does not fit: "
-                f"(batch, {self.config.channels} channels, height, width) is expected"
-            )
-        cells = self.stages(self.embed(x.contiguous(memory_format=torch.channels_last)))
+        cells = self.maps(x)[-1]
         if self.norm is not None:
             cells = F.relu(self.norm(cells))
         tokens = cells.flatten(2).transpose(1, 2)
         features = tokens.mean(dim=1)
         return Output(self.head(features), features, tokens)
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """The feature map after each stage: (B, channels, rows, columns), from images as in `forward`."""
+        if x.ndim != 4 or x.shape[1] != self.config.channels:
+            raise ConfigError(
+                f"an input of shape {tuple(x.shape)} does not fit: "
+                f"(batch, {self.config.channels} channels, height, width) is expected"
+            )
+        maps = [self.embed(x.contiguous(memory_format=torch.channels_last))]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps[1:]
 
     def embed(self, x: Tensor) -> Tensor:
         """The stem: a quarter of the resolution, or all of it."""
@@ -179,7 +234,8 @@ class ResNet(Network):
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size
-        cell = (2 ** (len(self.config.blocks) - 1) * (1 if self.config.stem == "small" else 4),) * 2
+        halvings = len(self.config.blocks) - 1 - self.dilated
+        cell = (2**halvings * (1 if self.config.stem == "small" else 4),) * 2
         return TokenMap(grid_of(size, cell), cell, size)
 
 

@@ -52,7 +52,7 @@ def probe(
     folder = find_run(run)
     how = {name: fields.pop(name) for name in ImageRunConfig.opening().keys() & fields.keys()}
     reading = make(ImageData, (folder.reading(data) if folder else {}) | how)
-    checkpoint, report = open_weights(run, inputs="image", **fields)
+    checkpoint, report = open_weights(run, predicts="classes", **fields)
     for line in report.lines() if report.format != "regard" else ():  # a head is not used, trained or not
         progress.say(line)
     predictor = Classifier(checkpoint, device)

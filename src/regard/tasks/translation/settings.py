@@ -58,6 +58,7 @@ class Config(RunConfig):
 
     task_name: ClassVar[str] = "translation"
     takes: ClassVar[str] = "text"
+    predicts: ClassVar[str] = "words"
     not_shape: ClassVar[frozenset[str]] = frozenset({"vocabulary", "padding", "start", "end"})
     data: TextData = field(default_factory=TextData)
     task: Options = field(default_factory=Options)

@@ -1,0 +1,1 @@
+"""DETR: object detection by a transformer."""

@@ -1,0 +1,78 @@
+"""Models that no task trains yet are refused by name, before data is read, by every command that would need one."""
+
+import pytest
+
+import regard
+from regard import tasks
+from regard.errors import ConfigError, RunError
+from regard.networks.vit.config import ViTConfig
+from tests.weights.parity import save_own
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    path = tmp_path_factory.mktemp("detector") / "detr.safetensors"
+    save_own(regard.create("detr_nano", classes=3), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "digits", "--model", "detr_nano"),
+        ("train", "digits", "--model", "detr_r50", "--seeds", "2"),
+        ("train", "dates", "--model", "detr_nano"),
+        ("pretrain", "digits", "--model", "detr_nano"),
+        ("study", "data-size", "digits", "--models", "detr_nano"),
+    ],
+)
+def test_no_command_trains_a_detector(words, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said, error = cli(*words)
+    assert code == 2
+    assert "cannot be trained yet: it predicts boxes, and no task does" in error
+    assert "reading" not in said + error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reason_is_what_a_model_predicts_and_not_its_name(monkeypatch):
+    with pytest.raises(ConfigError, match="detr_nano cannot be trained yet"):
+        regard.train("digits", model="detr_nano", quiet=True)
+    monkeypatch.setattr(ViTConfig, "predicts", "boxes")
+    with pytest.raises(ConfigError, match="vit_nano cannot be trained yet: it predicts boxes"):
+        tasks.choose("digits", {"model": "vit_nano"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "x.png"),
+        ("explain", "x.png"),
+        ("eval", "digits"),
+        ("inspect",),
+        ("probe", "digits"),
+    ],
+)
+def test_weights_of_a_detector_are_refused_by_what_they_predict(words, detector, cli):
+    command, *rest = words
+    code, said, error = cli(command, detector, *rest)
+    assert code == 2
+    assert "detr_nano" in error
+    assert "predicts boxes" in error
+    assert "regard convert" in error
+    assert "damaged" not in error
+    assert "reading" not in said + error
+
+
+def test_a_classifier_does_not_start_from_a_detector(detector, tmp_path):
+    with pytest.raises(RunError, match=r"\(detr_nano\) that predicts boxes, and one that predicts classes is needed"):
+        regard.train("digits", weights=detector, out=tmp_path / "run", quiet=True)
+
+
+def test_what_works_with_a_detector(detector, cli, tmp_path):
+    code, said, _ = cli("models")
+    assert code == 0
+    assert "detr_nano" in said
+    code, _, error = cli("convert", detector, tmp_path / "out.safetensors", "--to", "detr")
+    assert code == 0, error
+    assert regard.create(weights=tmp_path / "out.safetensors", quiet=True).config.queries == 20
