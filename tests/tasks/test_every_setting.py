@@ -465,6 +465,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "size": (8, 8), "channels": 1, "patch": (4, 4), "width": 16, "depths": (1, 1), "heads": (1, 2),
         "window": (2, 2), "mlp_ratio": 2.0, "drop_path": 0.9, "eps": 0.5, "small_grid": "pad",
     },
+    "detr_nano": {
+        "size": (8, 8), "channels": 1, "queries": 5, "width": 32, "depth": 1, "decoder_depth": 1, "heads": 4, "mlp": 32,
+        "dropout": 0.5, "backbone_width": 8, "blocks": (1, 1), "kind": "bottleneck", "dilated": False, "masks": True,
+        "frozen_norms": True,
+    },
     "mlp_nano": {"size": (8, 8), "channels": 1, "width": 8, "depth": 1, "dropout": 0.5},
     "transformer_nano": {
         "embeddings": "separate", "output_bias": True, "width": 32, "depth": 1, "dropout": 0.5, "heads": 2, "mlp": 32,
@@ -505,7 +510,7 @@ def made_of(model: str, changes: tuple[tuple[str, Any], ...]) -> str:
         words = torch.randint(3, 20, (2, 7))
         return digest(shapes | {"out": network(words, words).logits})
     output = network(torch.rand(2, network.config.channels, *network.config.size))
-    return digest(shapes | {"out": output.logits, "features": output.features})
+    return digest(shapes | {name: part for name, part in output._asdict().items() if isinstance(part, Tensor)})
 
 
 @pytest.mark.parametrize(("model", "name"), FIELDS)
