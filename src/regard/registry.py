@@ -5,7 +5,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from regard.errors import ConfigError, did_you_mean
+from regard.errors import ConfigError, close_names, did_you_mean
 
 VIT = "Dosovitskiy et al., An Image is Worth 16x16 Words (2021)"
 DEIT = "Touvron et al., Training data-efficient image transformers (2021)"
@@ -98,7 +98,9 @@ MODELS: dict[str, Entry] = {
 
 def find(name: str) -> Entry:
     if name not in MODELS:
-        raise ConfigError(f"there is no model called {name!r}", do=did_you_mean(name, MODELS))
+        near = close_names(name, MODELS)
+        do = did_you_mean(name, MODELS) if near else "choose one that `regard models` lists"
+        raise ConfigError(f"there is no model called {name!r}", do=do)
     return MODELS[name]
 
 

@@ -319,6 +319,9 @@ def test_damage_is_listed_not_raised(picture_folder):
     assert [key for key, _ in found.unreadable] == ["red/03.png"]
     with pytest.raises(DataError, match=r"red/03\.png"):
         found.require_usable()
+    with pytest.raises(DataError) as caught:
+        found.require_usable(0.01)
+    found.require_usable(float(str(caught.value).split("--unreadable ")[1]))  # what is advised is enough
 
 
 def test_the_fingerprint_follows_pixels_and_labels(picture_folder):

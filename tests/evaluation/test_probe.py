@@ -272,6 +272,17 @@ def test_a_file_without_a_head_is_probed_at_another_size_and_written(trained, tm
         regard.probe(own, trained / "data", out=out, quiet=True)
 
 
+def test_weights_for_larger_images_are_probed_at_a_size_that_suits_these(trained, tmp_path, capsys):
+    large = regard.create("vit_nano", classes=3, size=320, patch=32, width=16, heads=2, mlp=16, depth=1)
+    regard.save(large, tmp_path / "own.safetensors")
+    convert(tmp_path / "own.safetensors", tmp_path / "large.safetensors", to="timm")
+    result = regard.probe(tmp_path / "large.safetensors", trained / "data", methods=["neighbours"])
+    assert tuple(result.about["size"]) == (224, 224)
+    assert "input (224, 224)" in capsys.readouterr().err
+    own = regard.probe(trained / "run", trained / "data", methods=["neighbours"], quiet=True)
+    assert tuple(own.about["size"]) == (16, 16)
+
+
 def test_red_and_blue_are_told_apart_by_any_features(trained):
     result = regard.probe(trained / "run", trained / "data", neighbours=5, quiet=True)
     assert result.row("linear").accuracy.value == 1

@@ -177,12 +177,36 @@ def test_a_residual_stem_is_a_resnets_beginning():
     torch.testing.assert_close(model.patches(x), model.patches.project(other(x).tokens))
 
 
+def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(picture_folder, tmp_path):
+    run = regard.train(picture_folder, out=tmp_path / "own", **tiny())
+    trained = [row["split"] for row in run.read_rows("splits.csv")].count("train")
+    why = run.read_json("config.json")["why"]
+    assert int(why.split()[1]) == pytest.approx(trained, abs=2)
+    assert "training images of" in why
+    asked = regard.train(picture_folder, out=tmp_path / "asked", size=16, **tiny())
+    assert "training images at 16 × 16" in asked.read_json("config.json")["why"]
+
+
+def test_a_long_plan_on_a_cpu_names_what_is_shorter(picture_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("regard.run.runner.MEASURED_SECONDS", 0.0)
+    for limit, told in ((1e9, False), (0.0, True)):
+        monkeypatch.setattr("regard.run.runner.LONG_SECONDS", limit)
+        regard.train(picture_folder, out=tmp_path / "none", dry_run=True, size=16, **tiny(model="vit_nano"))
+        assert ("--minutes 10" in capsys.readouterr().out) == told
+
+
+def test_the_figure_is_told_before_predictions_are_explained(picture_folder, tmp_path, capsys):
+    regard.train(picture_folder, out=tmp_path / "run", size=16, **tiny(model="vit_nano", explain=1, quiet=False))
+    lines = capsys.readouterr().err
+    assert lines.index("--explain 0 leaves that out") < lines.index("explaining 1/1")
+
+
 def test_minutes_set_the_number_of_epochs(picture_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("regard.run.runner.MEASURED_SECONDS", 0.0)
     small = tiny(size=16, batch_size=8, model="vit_nano")
     del small["epochs"], small["quiet"]
     few = regard.train(picture_folder, out=tmp_path / "few", minutes=0.01, **small)
-    assert "minutes are" in capsys.readouterr().err
+    assert "min asked for" in capsys.readouterr().err
     epochs = settings_of(few)["epochs"]
     assert epochs["origin"] == "auto"
     assert len(few.read_rows("metrics.csv")) == epochs["value"]
@@ -242,15 +266,17 @@ def test_class_weights_scale_the_loss_of_each_class():
     assert not math.isclose(float(CrossEntropy().loss(out, {"probabilities": wanted})), float(by_hand), rel_tol=1e-3)
 
 
-def test_pixel_baselines_stand_beside_the_network(tmp_path):
+def test_pixel_baselines_stand_beside_the_network(tmp_path, capsys):
     """Brightness tells these classes apart, which a forest finds at once and a network of one epoch does not."""
     data = unbalanced(tmp_path / "data", large=20, small=20)
-    run = regard.train(data, out=tmp_path / "run", holdout=0.2, **tiny())
+    run = regard.train(data, out=tmp_path / "run", holdout=0.2, **tiny(quiet=False))
+    told = capsys.readouterr().err
     summary, page = run.read_json("summary.json"), (run.path / "report.html").read_text()
     assert summary["pixel_baselines"]["random forest"]["value"] == 1.0
     assert "random forest on pixels" in page
     beaten = summary["figures"]["accuracy"]["value"] >= 1.0
     assert ("the network adds nothing here yet" in page) or beaten
+    assert ("the network adds nothing here yet" in told) or beaten
     without = regard.train(data, out=tmp_path / "none", holdout=0.2, pixel_baseline=False, **tiny())
     assert "pixel_baselines" not in without.read_json("summary.json")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import os
 import sys
@@ -250,7 +251,7 @@ class ImageDataset:
                 f"{bad} of {total} images cannot be read:\n{lines}",
                 where=self.source.name,
                 do="repair or remove them"
-                + (f", or let more be left out: --unreadable {bad / total:.2g}" if share else ""),
+                + (f", or let more be left out: --unreadable {math.ceil(1000 * bad / total) / 1000}" if share else ""),
             )
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from regard import registry, tasks
 from regard.console import Progress, columns
 from regard.data.dataset import Dataset, leaked
-from regard.errors import ConfigError, RunError, did_you_mean
+from regard.errors import ConfigError, RunError, counted, did_you_mean
 from regard.report import write_report
 from regard.run.settle import check_settings, pick_device, settle
 from regard.run.writer import NullWriter, RunWriter, add_command, create_folder, in_python, setup_files
@@ -33,6 +33,8 @@ CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile",
 """Settings that do not change the result, and so may be changed when a run is resumed."""
 MEASURED_SECONDS = 4.0
 """For how long steps are timed, at least two of them."""
+LONG_SECONDS = 1800.0
+"""Training on a CPU from which a dry run says how to make it shorter."""
 
 
 def start(
@@ -292,6 +294,10 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
         run.write_rows("predictions-all.csv", whole.predictions())
     for part, result in results.items():
         run.write_rows("predictions.csv" if part == main else f"predictions-{part}.csv", result.predictions())
+    name = task.headline[0]
+    if task.config.general.explain and name in (figures := summary["figures"]):
+        told = f"{name} {figures[name]['value']:.4f} on {main}; now some predictions are explained"
+        progress.say(f"{told} (--explain 0 leaves that out)")
     task.explain(run, trained, results[main], progress)
     report(run)
 
@@ -355,7 +361,7 @@ def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
     timing, optim = measure(task, progress), job.config.optim
     epoch = timing.step * timing.steps / optim.epochs + timing.validation
     epochs = max(1, int((60 * (optim.minutes or 0) - timing.first) / epoch))
-    progress.say(f"{optim.minutes:g} minutes are {epochs} epochs of about {epoch:.1f} s here")
+    progress.say(f"{counted(epochs, 'epochs')} of about {epoch:.1f} s here fit in the {optim.minutes:g} min asked for")
     job.config, job.origins["epochs"] = job.config.change({"epochs": epochs}), "auto"
     again = type(task)(job)
     prepare(again, Progress(quiet=True))
@@ -380,4 +386,6 @@ def rehearse(task: Task, progress: Progress) -> str:
         ("training", f"about {seconds / 60:.1f} minutes"),
         ("memory", f"{memory / 2**30:.2f} GiB on the GPU" if memory else "not measured on a CPU"),
     ]
+    if not memory and seconds > LONG_SECONDS:
+        rows.append(("shorter", "--minutes 10 fits the epochs to a time; `regard probe` uses weights as they are"))
     return columns(("plan", ""), rows)

@@ -92,12 +92,20 @@ def read_images(
 def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
     """What the defaults depend on; a size that is asked for counts, not that of the files."""
     splits = dataset.given_splits()
-    images = min(splits.count("train") or len(splits), asked.get("images") or len(splits))
+    cut = 1 - 2 * (asked.get("holdout") or ImageData().holdout)  # for val and test, where the data names no splits
+    images = min(splits.count("train") or round(cut * len(splits)), asked.get("images") or len(splits))
     size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
     given = asked.get("size")
     if given:
         size = (given,) * len(size) if isinstance(given, int) else tuple(given)
-    return Facts(images, size, gpu)
+    return Facts(images, size, gpu, resized=bool(given))
+
+
+def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, ...] | None:
+    """The input size for trained weights of this config, where their own does not suit the images."""
+    if not held.get("patch") or not dataset.sizes:
+        return None
+    return choose_finetune_size(tuple(held["size"]), tuple(held["patch"]), dataset.sizes.most_common(1)[0][0])
 
 
 def refuse_labels(how: ImageData, do: str) -> None:
@@ -158,11 +166,8 @@ class ImageTask(Task):
             return None
         fields = config.model.fields()
         start = open_start(weights, cls.outputs(dataset), fields, model)
-        held = start.checkpoint.config
-        if "size" not in fields and (patch := held.get("patch")) and dataset.sizes:
-            size = choose_finetune_size(tuple(held["size"]), tuple(patch), dataset.sizes.most_common(1)[0][0])
-            start = open_start(weights, cls.outputs(dataset), fields | {"size": size}, model) if size else start
-        return start
+        size = None if "size" in fields else fitting_size(start.checkpoint.config, dataset)
+        return open_start(weights, cls.outputs(dataset), fields | {"size": size}, model) if size else start
 
     @classmethod
     def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:

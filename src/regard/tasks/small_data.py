@@ -27,14 +27,16 @@ class Facts:
     images: int
     size: tuple[int, ...]
     gpu: bool
+    resized: bool = False
+    """Whether the size is not the images' own, but one that is asked for."""
 
     @property
     def small(self) -> bool:
         return max(self.size) <= SMALL_SIDE
 
     def describe(self) -> str:
-        size = " × ".join(map(str, self.size))
-        return f"{self.images:,} training images of {size} on a {'GPU' if self.gpu else 'CPU'}"
+        size = f"{'at' if self.resized else 'of'} {' × '.join(map(str, self.size))}"
+        return f"{self.images:,} training images {size} on a {'GPU' if self.gpu else 'CPU'}"
 
 
 def choose_model(facts: Facts) -> str:

@@ -121,6 +121,9 @@ def doubts(summary: dict[str, Any]) -> list[str]:
             f"{said}, far below the {validated:.1%} on val: these images are of another kind than those of val, or val "
             "holds images like those of training"
         )
+    best = max((figure["value"] for figure in summary.get("pixel_baselines", {}).values()), default=0.0)
+    if best >= accuracy["value"]:
+        lines.append(f"a simple model on raw pixels has {best:.1%}: the network adds nothing here yet")
     return lines
 
 

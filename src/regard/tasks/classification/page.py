@@ -106,9 +106,6 @@ def _warnings(data: Any, summary: Any) -> list[str]:
     lines = [*image_warnings(data, summary), *(f"{line[0].upper()}{line[1:]}." for line in doubts(summary))]
     if (np.array(summary["confusion"]).sum(0) > 0).sum() == 1:
         lines.insert(0, "It gives the same answer for every image: it has learnt nothing yet.")
-    best = max((f["value"] for f in summary.get("pixel_baselines", {}).values()), default=0.0)
-    if best >= summary["figures"]["accuracy"]["value"]:
-        lines.append(f"A simple model on raw pixels has {_percent(best)}: the network adds nothing here yet.")
     if is_unbalanced(list(data["counts"].get("train", {}).values())):
         lines.append(
             "The largest class has more than ten times the training images of the smallest: accuracy says little of "

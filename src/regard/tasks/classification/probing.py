@@ -21,7 +21,7 @@ from regard.setting_groups import Data, ImageData
 from regard.settings import ImageRunConfig
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
-from regard.tasks.images import read_images
+from regard.tasks.images import fitting_size, read_images
 from regard.weights import Run, find_run, open_weights, seen_samples, write_text
 
 
@@ -53,11 +53,15 @@ def probe(
     how = {name: fields.pop(name) for name in ImageRunConfig.opening().keys() & fields.keys()}
     reading = make(ImageData, (folder.reading(data) if folder else {}) | how)
     checkpoint, report = open_weights(run, predicts="classes", **fields)
-    for line in report.lines() if report.format != "regard" else ():  # a head is not used, trained or not
-        progress.say(line)
-    predictor = Classifier(checkpoint, device)
     dataset = read_images(data, progress, how=reading)
     dataset.require_usable()
+    if report.format != "regard":
+        if "size" not in fields and (size := fitting_size(checkpoint.config, dataset)):
+            checkpoint, report = open_weights(run, predicts="classes", **fields, size=size)
+        for line in report.lines():  # of a run, only a head is new, which is not used
+            progress.say(line)
+    predictor = Classifier(checkpoint, device)
+    progress.say(f"input {predictor.preparation.size}")
     classes, samples, preparation = dataset.source.classes, dataset.source.samples, predictor.preparation
     index, note = probe_parts(dataset, run, progress)
     check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
