@@ -1,6 +1,7 @@
 """Figures of explanations: on the file's own picture, nothing cut off, nothing on top of anything else."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,17 @@ def test_every_register_has_its_curve():
         torch.testing.assert_close(
             torch.tensor(line.get_ydata()).float(), torch.stack([layer[:, token].mean() for layer in norms.norms])
         )
+
+
+def test_a_map_with_little_contrast_is_drawn_between_its_own_limits(explained, monkeypatch, tmp_path):
+    made = explained(8, 8)
+    assert limits_shown(monkeypatch, made, tmp_path)[0] == 0
+    even = torch.ones_like(made.map)
+    even[0] = 1.2
+    least, most = limits_shown(monkeypatch, replace(made, map=even / even.sum()), tmp_path)
+    assert 0.9 < least < 1 < most < 1.3
+
+
+def limits_shown(monkeypatch, item: Explanation, folder) -> tuple[float, float]:
+    *_, painted = figure_of(monkeypatch, [item], folder / "x.png").subfigs[0].axes
+    return painted.images[0].get_clim()

@@ -68,6 +68,16 @@ def _write(ax: Any, header: list[tuple[str, str]]) -> None:
         line.set_in_layout(False)
 
 
+def limits(values: np.ndarray) -> tuple[float, float]:
+    """Where the colours of a map begin and end: at 0 and its largest value, or, with little contrast, at its smallest.
+
+    >>> limits(np.array([0.1, 2.0])), limits(np.array([0.8, 1.2])), limits(np.array([1.0, 1.0]))
+    ((0.0, 2.0), (0.8, 1.2), (0.0, 1.0))
+    """
+    least, most = float(values.min()), float(values.max()) or 1.0
+    return (least if most / 2 < least < most else 0.0), most
+
+
 def _draw_row(axes: list[Any], item: Explanation, panels: Panels) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -76,13 +86,15 @@ def _draw_row(axes: list[Any], item: Explanation, panels: Panels) -> None:
     (top, height), (start, width) = panels.seen
     inside = np.zeros(panels.values.shape, dtype=bool)
     inside[round(top) : round(top + height), round(start) : round(start + width)] = True
-    most = panels.values.max() or 1.0
+    least, most = limits(panels.values[inside])
     picture = np.broadcast_to(panels.picture, (*panels.values.shape, 3))
-    colours = colormaps["viridis"](panels.values / most)[..., :3]
-    blended = np.where(inside[..., None], (1 - COVER) * picture + COVER * colours, 1 - (1 - COVER) * (1 - picture))
+    strength = np.clip((panels.values - least) / (most - least), 0, 1)
+    cover = COVER * (0.7 + 0.3 * strength)[..., None]  # more of the picture where the map says little
+    colours = (1 - cover) * picture + cover * colormaps["viridis"](strength)[..., :3]
+    blended = np.where(inside[..., None], colours, 1 - (1 - COVER) * (1 - picture))
     show(left, panels.picture)
     show(middle, blended)
-    painted = right.imshow(np.where(inside, panels.values, np.nan), cmap="viridis", vmin=0, vmax=most)
+    painted = right.imshow(np.where(inside, panels.values, np.nan), cmap="viridis", vmin=least, vmax=most)
     no_ticks(right)
     for ax, name in zip(axes, ("picture" + panels.part, "map on the picture", "map"), strict=True):
         ax.set_xlabel(name, fontsize=8)
