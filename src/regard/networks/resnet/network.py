@@ -202,7 +202,7 @@ class ResNet(Network):
 
     def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
         """x (B, channels, height, width), of any size. `class_token_only` changes nothing: there is none."""
-        cells = self.maps(x)[-1]
+        cells = self.stages(self.embed(x))
         if self.norm is not None:
             cells = F.relu(self.norm(cells))
         tokens = cells.flatten(2).transpose(1, 2)
@@ -211,19 +211,19 @@ class ResNet(Network):
 
     def maps(self, x: Tensor) -> list[Tensor]:
         """The feature map after each stage: (B, channels, rows, columns), from images as in `forward`."""
-        if x.ndim != 4 or x.shape[1] != self.config.channels:
-            raise ConfigError(
-                f"an input of shape {tuple(x.shape)} does not fit: "
-                f"(batch, {self.config.channels} channels, height, width) is expected"
-            )
-        maps = [self.embed(x.contiguous(memory_format=torch.channels_last))]
+        maps = [self.embed(x)]
         for stage in self.stages:
             maps.append(stage(maps[-1]))
         return maps[1:]
 
     def embed(self, x: Tensor) -> Tensor:
         """The stem: a quarter of the resolution, or all of it."""
-        x = self.root(x)
+        if x.ndim != 4 or x.shape[1] != self.config.channels:
+            raise ConfigError(
+                f"an input of shape {tuple(x.shape)} does not fit: "
+                f"(batch, {self.config.channels} channels, height, width) is expected"
+            )
+        x = self.root(x.contiguous(memory_format=torch.channels_last))
         if self.root_norm is not None:
             x = F.relu(self.root_norm(x))
         if self.config.stem == "small":
