@@ -2,6 +2,7 @@
 
     python benchmarks/small_sets.py cells BCCD/ OUT/           # blood cells, cut out of BCCD's boxes, by class
     python benchmarks/small_sets.py cats_dogs PETS/ OUT/       # Oxford-IIIT Pet as two classes
+    python benchmarks/small_sets.py cifar_5000 CIFAR10/ OUT/   # 5,000 training images, 2,000 others to validate on
     python benchmarks/small_sets.py hippocampus TASK04/ OUT.npz   # needs nibabel
 
 Cells keep BCCD's own lists of training, validation and test images. Hippocampus volumes are labelled by their masks:
@@ -10,6 +11,7 @@ is the anterior part's share of the structure above the median of the training v
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -55,16 +57,32 @@ def cats_dogs(source: Path, out: Path) -> None:
         (folder / f"{breed}_{photo.name}").symlink_to(photo.resolve())
 
 
+def subset(source: Path, out: Path, count: int) -> None:
+    """Links to as many training images of each class; 200 others of each class validate; all test images."""
+    for folder in sorted((source / "train").iterdir()):
+        photos = sorted(folder.iterdir())
+        Random(0).shuffle(photos)
+        _link(photos[:200], out / "val" / folder.name)
+        _link(photos[200 : 200 + count // 10], out / "train" / folder.name)
+        _link(sorted((source / "test" / folder.name).iterdir()), out / "test" / folder.name)
+
+
+def _link(photos: list[Path], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for photo in photos:
+        (folder / photo.name).symlink_to(photo.resolve())
+
+
 def hippocampus(source: Path, out: Path) -> None:
     """Volumes whose image and mask are both there: 60 % to train, 15 % to validate, 25 % to test."""
-    import nibabel  # pyright: ignore[reportMissingImports]
+    from nibabel.nifti1 import Nifti1Image
 
     names = sorted(p.name for p in (source / "labels").glob("*.nii.gz") if (source / "images" / p.name).exists())
     Random(0).shuffle(names)
     volumes, shares = [], []
     for name in names:
-        scan = np.asarray(nibabel.load(source / "images" / name).dataobj, dtype=np.float32)
-        mask = np.asarray(nibabel.load(source / "labels" / name).dataobj)
+        scan = np.asarray(Nifti1Image.from_filename(source / "images" / name).dataobj, dtype=np.float32)
+        mask = np.asarray(Nifti1Image.from_filename(source / "labels" / name).dataobj)
         low, high = np.percentile(scan, (1, 99))
         volumes.append(_middle(np.clip((scan - low) / (high - low), 0, 1) * 255).astype(np.uint8))
         shares.append((mask == 1).sum() / (mask > 0).sum())
@@ -88,6 +106,7 @@ def _middle(volume: np.ndarray) -> np.ndarray:
 
 if __name__ == "__main__":
     makers = {"cells": cells, "cats_dogs": cats_dogs, "hippocampus": hippocampus}
+    makers |= {f"cifar_{count}": partial(subset, count=count) for count in (1_000, 2_000, 5_000, 48_000)}
     if len(sys.argv) != 4 or sys.argv[1] not in makers:
         sys.exit(__doc__)
     makers[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

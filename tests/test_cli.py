@@ -166,8 +166,8 @@ def test_names_with_dollars_and_html_are_only_names(cli, tmp_path):
     names = (r"$\frac$", "<script>alert(1)</script>".replace("/", "|"), "a,b\"c'd", "고양이")
     make_folder(tmp_path / "data", per_class=8, classes=names)
     (tmp_path / "data" / names[0] / "00.png").rename(tmp_path / "data" / names[0] / "$x^$.png")
-    train = ("train", tmp_path / "data", "--model", "vit_nano", "--depth", 1, "--epochs", 1, "--out", tmp_path / "run")
-    assert cli(*train, "--quiet")[0] == 0
+    train = ("train", tmp_path / "data", "--model", "vit_nano", "--size", 16, "--depth", 1, "--epochs", 1)
+    assert cli(*train, "--explain", 2, "--no-pixel-baseline", "--out", tmp_path / "run", "--quiet")[0] == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     # The page's own scripts are two: data, in which no "<" stands, and the explorer. Names are text everywhere.
     assert page.count("<script") == page.count("</script>") == 2
@@ -179,8 +179,8 @@ def test_names_with_dollars_and_html_are_only_names(cli, tmp_path):
     assert "고양이" in page
     rows = list(csv.DictReader((tmp_path / "run" / "splits.csv").open(encoding="utf-8")))
     assert {row["label"] for row in rows} == set(names)
-    explained = cli("explain", tmp_path / "run", tmp_path / "data" / names[0], "--out", tmp_path / "why.png")
-    assert explained[0] == 0
+    image = tmp_path / "data" / names[0] / "$x^$.png"
+    assert cli("explain", tmp_path / "run", image, "--method", "attention", "--out", tmp_path / "why.png")[0] == 0
 
 
 def test_the_report_can_be_drawn_again_from_the_folder(cli, run_folder, tmp_path):
@@ -314,6 +314,20 @@ def flags(text: str) -> set[str]:
     return set(re.findall(r"^  (?:--[a-z-]+, )?--([a-z-]+)", text, flags=re.MULTILINE))
 
 
+@pytest.mark.parametrize("name", ["classification", "pretraining"])
+def test_the_help_promises_no_default_that_recipe_or_data_replace(cli, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "200")
+    entry = next(entry for entry in TASKS if entry.name == name)
+    about = {part.split()[0]: " ".join(part.split()) for part in cli(entry.command, "--help")[1].split("\n  --")[1:]}
+    usual = entry.config().flat()
+    changed = {n for recipe in entry.recipes.values() for n, v in recipe().flat().items() if v != usual.get(n)}
+    shown = {flag for flag in about if flag.replace("-", "_") in changed and "efault:" in about[flag]}
+    assert {"epochs", "lr", "batch-size"} <= shown
+    assert {"by recipe and data, else 100)" in about["epochs"], "(default: 0)" in about["seed"]} == {True}
+    for flag in shown:
+        assert re.search("default: by recipe and data, else|Default: (the recipe's|chosen by|colour)", about[flag])
+
+
 def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
     short, whole, text = (cli(*words)[1] for words in (
@@ -326,7 +340,7 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
     assert {"beam-size", "joint", "cell"} < flags(text)
     assert not flags(whole) & {"beam-size", "vocabulary", "cell"}
     assert not flags(text) & {"mixup", "patch", "batch-size", "workers"}
-    assert "Alpha of mixup; 0: off (default: 0)." in whole
+    assert "Alpha of mixup; 0: off (default: by recipe and data, else 0)." in whole
     assert all(line.count("efault: ") < 2 for line in re.split(r"\n  --|\n\n", whole))
     resnet = cli("train", "digits", "--model", "resnet_nano", "--help-all")[1]
     assert "blocks" in flags(resnet)

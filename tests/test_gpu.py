@@ -14,9 +14,13 @@ from regard.data.batch import Batch
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.attention_store import record_attention
 from regard.explain.registers import RegisterNeuron
+from regard.nn import attention
+from regard.nn.windows import WindowAttention, Windows, relative_rows, shift_mask
 from regard.setting_groups import Augment
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.settings import Config
+from regard.tasks.survival.loss import SurvivalLoss
+from regard.tasks.survival.settings import Config as SurvivalConfig
 from regard.tasks.translation.loss import NextWord
 from regard.tasks.translation.settings import Config as TextConfig
 from regard.training import Average, Training
@@ -159,6 +163,21 @@ def test_a_recorded_step_moves_the_weights_as_an_ordinary_one_does(fields):
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
     assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()
+
+
+def test_a_recorded_step_of_coxs_loss_is_an_ordinary_one():
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = regard.create("vit_nano", classes=1, size=16, depth=1).cuda()
+        config = SurvivalConfig.of(compile=compiled, precision="fp32")
+        step = Step(model, SurvivalLoss(), config, torch.device("cuda"), rows=8)
+        rank, event = torch.randint(0, 5, (10, 8)).float().cuda(), torch.randint(0, 2, (10, 8)).float().cuda()
+        x = torch.randn(10, 8, 3, 16, 16).cuda()
+        batches = [Batch({"image": x[n]}, {"rank": rank[n], "event": event[n]}) for n in range(10)]
+        losses.append([float(step.train_step([batch])[0]) for batch in batches])
+        assert len(step.replay.recorded) == compiled
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_a_thread_may_pin_memory_while_a_step_is_recorded():
@@ -313,3 +332,70 @@ def test_recorded_steps_of_several_shapes_move_the_weights_as_ordinary_ones_do()
         ends.append((torch.tensor(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
     torch.testing.assert_close(ends[1][0], ends[0][0], atol=1e-3, rtol=1e-3)
     assert (ends[1][1] - ends[0][1]).norm() < 0.02 * ends[0][1].norm()
+
+
+# (grid, window, shift, heads, channels): the paper's; padded; a rectangle; no shift along an axis; other head widths.
+CUTS = [
+    ((14, 14), (7, 7), (3, 3), 3, 96),
+    ((10, 17), (7, 7), (3, 3), 2, 32),
+    ((6, 24), (3, 12), (1, 6), 1, 64),
+    ((7, 21), (7, 7), (0, 3), 2, 64),
+    ((8, 12), (4, 4), (2, 2), 2, 64),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("grid", "window", "shift", "heads", "width"), CUTS, ids=str)
+def test_the_kernel_for_windows_is_as_exact_as_the_path_without_it(grid, window, shift, heads, width, dtype):
+    """Output and all gradients against double precision: no more than twice the error of torch's own operators."""
+    module = WindowAttention(width, heads, window).cuda()
+    torch.nn.init.normal_(module.positions.table)
+    mask = shift_mask(grid, window, shift, torch.device("cuda"))
+    windows = Windows(window, shift, relative_rows(window, window, torch.device("cuda")), mask)
+    x, weights = (torch.randn(3, *grid, width, device="cuda") for _ in range(2))
+
+    def results(kind: torch.dtype) -> list[torch.Tensor]:
+        given = x.to(kind).requires_grad_()
+        with torch.autocast("cuda", dtype, enabled=kind == torch.float32), Watch() as watch:
+            out = module(given, windows)
+        fused.append(any("window_attention" in name for name in watch.operators))
+        return [out, *torch.autograd.grad((out * weights).sum(), [given, *module.parameters()])]
+
+    fused: list[bool] = []
+    own = results(torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "MOST_FUSED", 0)
+        other = results(torch.float32)
+        module.double()
+        exact = results(torch.float64)
+    assert fused == [True, False, False]
+    for a, b, e in zip(own, other, exact, strict=True):
+        assert (a - e).abs().max() <= 2 * (b - e).abs().max() + 1e-4 * e.abs().max()
+
+
+def test_a_compiled_swin_uses_the_kernel_in_one_graph_and_its_capture_is_exact(monkeypatch):
+    from regard.nn import window_kernel
+
+    launch, launched = window_kernel._launch, list[int]()
+    monkeypatch.setattr(window_kernel, "_launch", lambda *a: (launched.append(len(ends)), launch(*a)))
+    model = regard.create("swin_nano", classes=5, size=32).cuda()
+    torch.nn.init.normal_(model.head.weight)
+    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
+    x, ends = torch.randn(4, 3, 32, 32, device="cuda"), []
+    for run in (model, compiled):
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = run(x).logits.float()
+        logits.square().sum().backward()
+        ends.append((logits.detach(), model.stages[0].blocks[1].attention.positions.table.grad.clone()))
+    assert launched.count(0) == launched.count(1) > 0
+    for own, other in zip(*ends, strict=True):
+        assert (own - other).abs().max() < 0.03 * own.abs().max()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16), regard.capture(compiled) as tape, Watch() as watch:
+        inside = compiled(x).logits
+    assert not any("window_attention" in name for name in watch.operators)
+    assert (inside - ends[0][0]).abs().max() < 0.03 * inside.abs().max()
+    call = tape._calls[0]
+    assert call.scoring.bias is not None
+    exact = reference(call.q.cpu(), call.k.cpu(), bias=call.scoring.bias.cpu())
+    torch.testing.assert_close(tape.attention(0, 1).cpu().double(), exact[:, 1], atol=1e-6, rtol=0)

@@ -4,12 +4,13 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from regard import registry, tasks
+from regard import config, registry, tasks
 from regard.errors import ConfigError
 from regard.run.settle import check_settings
 from regard.setting_groups import Machine
@@ -196,12 +197,21 @@ def test_a_group_alone_checks_itself():
 
 def test_every_kind_of_model_has_one_task_for_public_weights():
     kinds = {registry.config_class(name).predicts for name in registry.MODELS}
-    assert sorted(entry.config.predicts for entry in tasks.TASKS if entry.public_weights) == sorted(kinds - {"boxes"})
+    assert sorted(entry.config.predicts for entry in tasks.TASKS if entry.public_weights) == sorted(kinds)
     assert tasks.for_weights("", "vit_b16").name == "classification"
     assert tasks.for_weights("regression", "vit_b16").name == "regression"
 
 
-def test_fields_of_models_that_no_task_trains_are_no_settings():
+def test_fields_of_models_are_settings_of_the_tasks_that_train_them():
     for entry in tasks.TASKS:
-        assert "queries" not in entry.config.names()
+        assert ("queries" in entry.config.names()) == (entry.config.predicts == "boxes")
         assert "width" in entry.config.names()
+
+
+def test_the_types_of_settings_are_resolved_once(monkeypatch):
+    resolved, real = Counter[type](), config.get_type_hints
+    monkeypatch.setattr(config, "get_type_hints", lambda cls: resolved.update([cls]) or real(cls))
+    config.type_hints.cache_clear()
+    for model in ("vit_nano", "resnet_nano"):
+        IMAGES.of(model=model, size=16, lr=0.1, drop_path=0.1).check_model({"size": 16, "drop_path": 0.1})
+    assert set(resolved.values()) == {1}

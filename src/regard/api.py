@@ -27,8 +27,11 @@ __all__ = [
     "train",
 ]  # fmt: skip
 
-DEMOS = {"digits": "digits", "translate": "dates"}
-"""The data of each demo."""
+DEMOS = {"digits": "digits", "translate": "dates", "scenes": None}
+"""The data of each demo; that of scenes is made and written first."""
+SCENES = {"train": 3000, "val": 100, "test": 300, "size": 64}
+SCENE_RECIPES = ("scenes_boxes", "scenes_masks")
+"""Its two stages."""
 
 
 def models() -> list[dict[str, Any]]:
@@ -115,7 +118,25 @@ def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     """The whole way on embedded data: train, evaluate, explain, report."""
     if name not in DEMOS:
         raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, DEMOS))
-    return train(DEMOS[name], quiet=quiet, **settings)
+    data = DEMOS[name]
+    return _demo_scenes(quiet, **settings) if data is None else train(data, quiet=quiet, **settings)
+
+
+def _demo_scenes(quiet: bool, out: str | Path | None = None, seed: int = 0, **settings: Any) -> Run:
+    """A folder with the data and two runs: boxes, and then masks on them, which is the one returned."""
+    from regard.data.objects.scenes import write_scenes
+    from regard.run.settle import free_folder
+
+    folder = Path(out or free_folder("runs/scenes")).expanduser()
+    data = write_scenes(folder / "data", **SCENES, seed=seed)
+    Progress(quiet).say(f"made {sum(SCENES.values()) - SCENES['size']:,} scenes in {data}")
+    run, weights = None, None
+    for recipe in SCENE_RECIPES:
+        place = folder / recipe.removeprefix("scenes_")
+        run = train(data, quiet=quiet, recipe=recipe, weights=weights, out=place, seed=seed, **settings)
+        weights = str(run.path)
+    assert run is not None
+    return run
 
 
 def train(
@@ -244,7 +265,8 @@ def probe(run: str | Path, data: str | Path, **options: Any) -> Any:
     """How good a network's features are on data, without training it: few-shot, linear and nearest-neighbour probes.
 
     Options: `methods`, `shots` (training images per class), `draws`, `neighbours`, `seed`, `batch_size`, `out` (a new
-    folder for probe.json, probe.csv and probe.svg), `quiet`, and fields of the config such as `size` or `heads`.
+    folder for probe.json, probe.csv and probe.svg), `keep` (one for a run of the network with the linear probe as its
+    head), `quiet`, and fields of the config such as `size` or `heads`.
 
     >>> import regard
     >>> weights = regard.save(regard.create("vit_nano"), tmp / "random.safetensors")

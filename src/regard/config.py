@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
+from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -14,12 +16,18 @@ from regard.errors import ConfigError, RunError, did_you_mean
 T = TypeVar("T")
 
 
+@cache
+def type_hints(cls: type[Any]) -> Mapping[str, Any]:
+    """The types of a class's fields: resolved once, since that takes longer than all checks of a run's settings."""
+    return types.MappingProxyType(get_type_hints(cls))
+
+
 def make(cls: type[T], values: dict[str, Any], where: object = None) -> T:
     """A config of class `cls` from plain values, each checked against its field's type.
 
     An unknown key or a value of the wrong type is an error that names it.
     """
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     names = [f.name for f in fields(cls)]  # pyright: ignore[reportArgumentType]
     for key in values:
         if key not in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -85,9 +86,13 @@ def time_left(seconds: float) -> str:
     >>> time_left(99.6), time_left(150), time_left(9000)
     ('about 100 s left', 'about 2 min left', 'about 2.5 h left')
     """
+    return f"about {rounded_time(seconds)} left"
+
+
+def rounded_time(seconds: float) -> str:
     if seconds < 120:
-        return f"about {seconds:.0f} s left"
-    return f"about {seconds / 60:.0f} min left" if seconds < 7200 else f"about {seconds / 3600:.1f} h left"
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def columns(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
@@ -115,3 +120,19 @@ def interval(figure: Mapping[str, Any], form: str = ".4f") -> str:
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return "–"
     return f"{low:{form}} to {high:{form}}"
+
+
+def quoted(word: str) -> str:
+    r"""A word for a shell; line breaks and other control characters as bash's $'…' writes them.
+
+    >>> print(quoted("a b"), quoted("a\n'b"))
+    'a b' $'a\U0000000a\U00000027b'
+    """
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(c if c.isprintable() and c not in "\\'" else _escape(c) for c in word) + "'"
+
+
+def _escape(character: str) -> str:
+    byte = ord(character) - 0xDC00  # how Python keeps a byte of a file name that is not UTF-8
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else f"\\U{ord(character):08x}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from regard.errors import ConfigError
@@ -143,23 +143,41 @@ def fitting_window(old: tuple[int, ...], size: tuple[int, ...]) -> tuple[tuple[i
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a network's input came from in its file: a window of it, scaled.
+    """Where a network's input came from in its file: a window of it, scaled, perhaps mirrored.
 
-    `window` is (start, length) on each axis, in the file's pixels: pixel 0 is from 0 to 1.
+    `window` is (start, length) on each axis, in the file's pixels: pixel 0 is from 0 to 1. `region` is the part of the
+    input that it fills, likewise: all of it if None; the rest is padding, or other pictures.
 
     >>> frame = Frame.fitted((480, 640), (224, 224))
     >>> frame.window, frame.scaled((120, 160)).window
     (((0, 480), (80, 480)), ((0.0, 120.0), (20.0, 120.0)))
+    >>> Frame.placed((480, 640), (128, 128)).region
+    ((0, 96), (0, 128))
     """
 
     file_size: tuple[int, ...]
     input_size: tuple[int, ...]
     window: tuple[tuple[float, float], ...]
+    region: tuple[tuple[float, float], ...] | None = None
+    mirrored: bool = False
+    """Whether the last axis runs the other way."""
 
     @classmethod
     def fitted(cls, size: tuple[int, ...], new: tuple[int, ...]) -> Frame:
         """That of `data.fit`: the centred part with the proportions of `new`, scaled to it."""
         return cls(tuple(size), tuple(new), fitting_window(size, new))
+
+    @classmethod
+    def placed(cls, size: tuple[int, ...], new: tuple[int, ...]) -> Frame:
+        """That of `data.objects.place`: the whole file, scaled to fit inside `new`, at the top left."""
+        scale = min(side / was for side, was in zip(new, size, strict=True))
+        lengths = [min(side, max(1, round(was * scale))) for side, was in zip(new, size, strict=True)]
+        return cls(tuple(size), tuple(new), tuple((0, was) for was in size), tuple((0, length) for length in lengths))
+
+    @property
+    def filled(self) -> tuple[tuple[float, float], ...]:
+        """(start, length) on each axis of the part of the input that shows the file."""
+        return self.region or tuple((0, side) for side in self.input_size)
 
     @property
     def cuts(self) -> bool:
@@ -168,44 +186,97 @@ class Frame:
 
     def scaled(self, size: tuple[int, ...]) -> Frame:
         """The same on a file that was resized to `size`."""
-        scales = [new / old for new, old in zip(size, self.file_size, strict=True)]
-        window = tuple((start * by, length * by) for (start, length), by in zip(self.window, scales, strict=True))
-        return Frame(tuple(size), self.input_size, window)
+        return replace(self, file_size=tuple(size), window=_rescaled(self.window, self.file_size, size))
+
+    def resized(self, size: tuple[int, ...]) -> Frame:
+        """The same for an input that was resized to `size`, such as a grid of cells."""
+        return replace(self, input_size=tuple(size), region=_rescaled(self.filled, self.input_size, size))
 
     def plane(self) -> Frame:
         """Without the first axis: of a volume, that of its slices."""
-        return Frame(self.file_size[1:], self.input_size[1:], self.window[1:])
+        region = self.region and self.region[1:]
+        return replace(
+            self, file_size=self.file_size[1:], input_size=self.input_size[1:], window=self.window[1:], region=region
+        )
 
     def slice_of(self, index: int) -> int:
         """The slice of the file in which the middle of a slice of the input lies."""
-        start, length = self.window[0]
-        return min(int(start + (index + 0.5) * length / self.input_size[0]), self.file_size[0] - 1)
+        (start, length), (first, count) = self.window[0], self.filled[0]
+        return min(int(start + (index + 0.5 - first) * length / count), self.file_size[0] - 1)
+
+    def boxes_to_input(self, boxes: Tensor) -> Tensor:
+        """Boxes (..., 4) by corners, from the file's pixels to the input's. What sticks out is not clipped."""
+        return self._moved(boxes, self.window, self.filled)
+
+    def boxes_to_file(self, boxes: Tensor) -> Tensor:
+        """The other way: from the input's pixels to the file's."""
+        return self._moved(boxes, self.filled, self.window)
+
+    def _moved(
+        self, boxes: Tensor, old: tuple[tuple[float, float], ...], new: tuple[tuple[float, float], ...]
+    ) -> Tensor:
+        moved = boxes.clone()
+        for column, axis in enumerate((1, 0, 1, 0)):
+            (start, length), (first, count) = old[axis], new[axis]
+            from_edge = (boxes[..., column] - start) * (count / length)
+            moved[..., column] = first + count - from_edge if self.mirrored and axis == 1 else first + from_edge
+        return moved[..., [2, 1, 0, 3]] if self.mirrored else moved
 
     def mask_to_input(self, mask: Tensor) -> Tensor:
-        """Of each input pixel, the share that a mask of the file's size covers."""
-        edges = [
-            [start + length * n / side for n in range(side + 1)]
-            for (start, length), side in zip(self.window, self.input_size, strict=True)
-        ]
-        return _resampled(mask, edges)
+        """Of each input pixel, the share that a mask of the file's size covers; none where there is padding."""
+        return _resampled(mask, self.file_size, self.window, self.input_size, self.filled, self.mirrored)
+
+    def nearest(self, field: Tensor) -> Tensor:
+        """Of a field of the file's size (..., *file_size), what lies at the middle of each input pixel; zero in the
+        padding."""
+        import torch
+
+        first = field.ndim - len(self.file_size)
+        for axis, ((start, length), (begin, count)) in enumerate(zip(self.window, self.filled, strict=True)):
+            at = torch.arange(self.input_size[axis], dtype=torch.float64) + 0.5 - begin
+            inside = (at > 0) & (at < count)
+            if self.mirrored and axis == len(self.file_size) - 1:
+                at = count - at
+            index = (start + at * (length / count)).floor().long().clamp(0, self.file_size[axis] - 1)
+            shape = [-1 if a == first + axis else 1 for a in range(field.ndim)]
+            field = field.index_select(first + axis, index.to(field.device))
+            field = field * inside.to(field.device).reshape(shape)
+        return field
 
     def map_to_file(self, field: Tensor) -> Tensor:
         """A map of the input (*input_size) on the file's pixels, zero where the network saw nothing."""
-        edges = [
-            [(n - start) * new / length for n in range(side + 1)]
-            for (start, length), side, new in zip(self.window, self.file_size, self.input_size, strict=True)
-        ]
-        return _resampled(field, edges)
+        return _resampled(field, self.input_size, self.filled, self.file_size, self.window, self.mirrored)
 
 
-def _resampled(field: Tensor, edges: list[list[float]]) -> Tensor:
-    """The mean of `field` between each two edges of an axis, in its pixels; outside of it is zero."""
+def _rescaled(
+    parts: tuple[tuple[float, float], ...], old: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[tuple[float, float], ...]:
+    scales = [side / was for side, was in zip(new, old, strict=True)]
+    return tuple((start * by, length * by) for (start, length), by in zip(parts, scales, strict=True))
+
+
+def _resampled(
+    field: Tensor,
+    size: tuple[int, ...],
+    part: tuple[tuple[float, float], ...],
+    new_size: tuple[int, ...],
+    new_part: tuple[tuple[float, float], ...],
+    mirrored: bool = False,
+) -> Tensor:
+    """`field` (*size), of which `part` becomes `new_part` of a field of `new_size`: means over the new pixels.
+
+    Outside of both parts is zero.
+    """
     import torch
 
     field = field.double()
-    for ends in edges:
-        exact = torch.tensor(ends, dtype=torch.float64).mul(1e9).round().div(1e9)
-        low, high, pixels = exact[:-1, None], exact[1:, None], torch.arange(field.shape[0])
-        covered = (torch.minimum(high, pixels + 1) - torch.maximum(low, pixels)).clamp_min(0) / (high - low)
+    for axis, ((start, length), (first, count)) in enumerate(zip(part, new_part, strict=True)):
+        at = torch.arange(new_size[axis] + 1, dtype=torch.float64) - first
+        if mirrored and axis == len(size) - 1:
+            at = count - at
+        ends = (start + at * (length / count)).mul(1e9).round().div(1e9).clamp(start, start + length)
+        low, high = torch.minimum(ends[:-1], ends[1:])[:, None], torch.maximum(ends[:-1], ends[1:])[:, None]
+        pixels = torch.arange(size[axis])
+        covered = (torch.minimum(high, pixels + 1) - torch.maximum(low, pixels)).clamp_min(0) * (count / length)
         field = field.movedim(0, -1) @ covered.T  # once for each axis: their order is as before
     return field.float()

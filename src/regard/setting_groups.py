@@ -107,7 +107,9 @@ class Optim(Group):
     lr: float = setting(1e-3, "Peak learning rate.", above=0, common=True)
     weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
     warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
-    schedule: Literal["cosine", "inverse_sqrt"] = setting("cosine", "How the learning rate falls after the warm-up.")
+    schedule: Literal["cosine", "inverse_sqrt", "drop"] = setting(
+        "cosine", "How the learning rate falls after the warm-up; drop: to a tenth, for the last third."
+    )
     ema: float = setting(
         0.998,
         "Decay of the exponential moving average of the weights, which is validated and saved; 0: off.",
@@ -169,7 +171,9 @@ class Data(Group):
 
 
 @dataclass(frozen=True)
-class ImageData(Data):
+class PictureData(Data):
+    """What every task on images has."""
+
     title: ClassVar[str] = "image data"
     batch_size: int | Literal["auto"] = setting(
         64, "Images per batch, over all processes; auto: the most that the GPU can hold.", least=1, common=True
@@ -179,6 +183,18 @@ class ImageData(Data):
         "Use only this many training images, as many of each class, if any; smaller subsets are nested in larger ones.",
         least=1,
     )
+    max_megapixels: float = setting(
+        MAX_MEGAPIXELS,
+        "Largest image that is decoded, in millions of pixels; volumes may have 8 times as many voxels.",
+        least=0.001,
+        opens=True,
+    )
+
+
+@dataclass(frozen=True)
+class ImageData(PictureData):
+    """Where labels are read from."""
+
     image_column: str | None = setting(
         None, "Column of the table that holds the paths. Default: path, image, file, filename or filepath.", opens=True
     )
@@ -190,8 +206,37 @@ class ImageData(Data):
         "Labels from file names: a regular expression whose first group is the label, such as '^(.+)_[0-9]+'.",
         opens=True,
     )
-    max_megapixels: float = setting(
-        MAX_MEGAPIXELS, "Largest image that is decoded, in millions of pixels.", least=0.001, opens=True
+    scans: str | None = setting(
+        None,
+        "Volumes: columns of the table that hold scans, separated by commas: t1,flair. Default: all that do.",
+        opens=True,
+    )
+    spacing: float | tuple[float, ...] | None = setting(
+        None,
+        "Volumes: millimetres per voxel of the input, one number or three. Default: chosen from the data.",
+        opens=True,
+    )
+    foreground: bool | None = setting(None, "Volumes: crop the air around the patient. Default: yes.", opens=True)
+    intensity: Literal["zscore", "percentiles", "raw"] | None = setting(
+        None,
+        "Volumes: intensities of each scan by mean and deviation of its foreground, by its 1st and 99th percentile, or "
+        "as they are. Default: zscore.",
+        opens=True,
+    )
+    cache_folder: str | None = setting(
+        None, "Volumes: folder that keeps prepared ones. Default: regard/volumes in the user's cache.", opens=True
+    )
+
+
+@dataclass(frozen=True)
+class ObjectData(PictureData):
+    """Which annotations are read."""
+
+    stuff: bool | None = setting(
+        None,
+        "Of COCO data with both: things and stuff, from the panoptic annotations, or only things, from the instances. "
+        "Default: stuff too for a model with masks.",
+        opens=True,
     )
 
 
@@ -225,6 +270,31 @@ class Augment(Crops):
         "Share of the epochs, at the beginning, that see only the middle three quarters of each side.",
         least=0,
         below=1,
+    )
+
+    @property
+    def varies(self) -> bool:
+        """Whether a picture is not the same in every epoch."""
+        amounts = (self.rotate, self.zoom, self.erase, self.mixup, self.cutmix, self.low_res)
+        return any(amounts) or bool(self.flip) or self.policy != "none" or self.crop not in (None, "none")
+
+
+@dataclass(frozen=True)
+class ObjectAugment(Group):
+    """The variation of images with boxes, which move with their image."""
+
+    title: ClassVar[str] = "augmentation"
+    flip: bool = setting(True, "Mirror each image every other epoch.", common=True)
+    scale_low: float = setting(0.5, "Smallest random scale of an image; 1: it fills the input.", above=0, most=1)
+    scale_high: float = setting(1.5, "Largest random scale of an image; 1: all of it is seen.", least=1, most=4)
+    crop_share: float = setting(0.3, "Share of images that are cropped at random, around an object.", least=0, most=1)
+    mosaic: float = setting(0.0, "Share of images that become mosaics of four.", least=0, most=1)
+    mixup: float = setting(
+        0.0, "Share of images that are blended with another one, with the boxes of both.", least=0, most=1
+    )
+    mixup_off: float = setting(0.2, "Share of the epochs, at the end, without mosaic and mixup.", least=0, below=1)
+    colour: float = setting(
+        0.3, "Largest random change of brightness, contrast and saturation: 0.3 is 30 %.", least=0, below=1
     )
 
 

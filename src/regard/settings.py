@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
 from regard import registry
-from regard.config import fit_value
+from regard.config import fit_value, type_hints
 from regard.errors import ConfigError, did_you_mean
-from regard.setting_groups import Data, General, Group, ImageData, ImageMachine, Machine, Model, Optim
+from regard.setting_groups import Data, General, Group, ImageData, ImageMachine, Machine, Model, Optim, PictureData
 
 POSITIVE = frozenset({"size", "patch", "channels", "width", "depth", "depths", "heads", "mlp", "window"})
 """Fields of models that are numbers of at least 1."""
@@ -77,14 +77,14 @@ class RunConfig:
 
     @classmethod
     def groups(cls) -> dict[str, type[Group]]:
-        hints = get_type_hints(cls)
+        hints = type_hints(cls)
         return {f.name: hints[f.name] for f in fields(cls)}
 
     @classmethod
     def entries(cls) -> Iterator[tuple[str, Field[Any], Any]]:
         """Group, field and type of every setting but the model's shape."""
         for group, kind in cls.groups().items():
-            hints = get_type_hints(kind)
+            hints = type_hints(kind)
             for entry in fields(kind):  # pyright: ignore[reportArgumentType]
                 if entry.name != "shape":
                     yield group, entry, hints[entry.name]
@@ -104,7 +104,7 @@ class RunConfig:
         """Name and type of each settable field of the model's config; of all models of this kind if none is said."""
         types: dict[str, Any] = {}
         for kind in cls._model_configs(model):
-            hints = get_type_hints(kind)
+            hints = type_hints(kind)
             types |= {f.name: types[f.name] | hints[f.name] if f.name in types else hints[f.name] for f in fields(kind)}
         return {name: kind for name, kind in types.items() if name not in cls.not_shape}
 
@@ -206,11 +206,11 @@ def _loose(kind: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ImageRunConfig(RunConfig):
+class PictureRunConfig(RunConfig):
     """What every task on images has."""
 
     not_shape: ClassVar[frozenset[str]] = frozenset({"classes"})
-    data: ImageData = field(default_factory=ImageData)
+    data: PictureData = field(default_factory=PictureData)
     machine: ImageMachine = field(default_factory=ImageMachine)
 
     def __post_init__(self) -> None:
@@ -218,3 +218,10 @@ class ImageRunConfig(RunConfig):
         size = self.model.fields().get("size", 2)
         if min(size if isinstance(size, tuple) else (size,), default=2) < 2:
             raise ConfigError(f"size={size} leaves no image to see", do="give --size at least 2, such as 32 or 224")
+
+
+@dataclass(frozen=True)
+class ImageRunConfig(PictureRunConfig):
+    """What tasks on images with one answer each have."""
+
+    data: ImageData = field(default_factory=ImageData)

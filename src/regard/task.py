@@ -270,6 +270,10 @@ class Task(ABC):
     def write(self, run: Any, progress: Progress) -> None:  # noqa: B027 - most tasks have none
         """Files of the run folder that only this task has: those of `files`."""
 
+    def plan_rows(self) -> list[tuple[str, str]]:
+        """What a dry run says of the data beside its size: rows of a table."""
+        return []
+
     # Words for the screen.
 
     @property

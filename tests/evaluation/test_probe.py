@@ -287,3 +287,53 @@ def test_red_and_blue_are_told_apart_by_any_features(trained):
     result = regard.probe(trained / "run", trained / "data", neighbours=5, quiet=True)
     assert result.row("linear").accuracy.value == 1
     assert result.row("few_shot", 10).accuracy.value == 1
+
+
+def test_the_linear_head_is_kept_as_a_run_that_all_commands_take(trained, tmp_path, cli, capsys):
+    kept, data = tmp_path / "kept", trained / "data"
+    settings: dict[str, Any] = {"methods": ["linear"], "max_megapixels": 9.0, "quiet": True}
+    result = regard.probe(trained / "run", data, keep=kept, out=kept, **settings)
+    predictor, first = load_classifier(kept), load_classifier(trained / "run")
+    assert predictor.classes == ("blue", "red")
+    tested = regard.evaluate(kept, data, split="test", quiet=True)
+    assert tested.figures["accuracy"].value == result.row("linear").accuracy.value
+    assert tested.figures["accuracy"].n == result.row("linear").accuracy.n, "and never on what it has learnt from"
+    head = result.row("linear").head
+    assert head is not None
+    for name, weight in first.model.state_dict().items():
+        if not name.startswith("head."):
+            assert torch.equal(weight, predictor.model.state_dict()[name]), name
+    picture = data / "red" / "00.png"
+    with torch.inference_mode():
+        features = first.model(first.prepare(picture)).features.double().numpy()[0]
+    logits = head.weight @ features + head.bias
+    expected = np.exp(logits) / np.exp(logits).sum()
+    assert list(predictor.predict(picture).probs.values()) == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+    assert cli("explain", kept, picture, "--method", "attention", "--out", tmp_path / "why.png")[0] == 0
+    assert cli("convert", kept, tmp_path / "a.safetensors", "--to", "timm")[0] == 0
+    assert cli("predict", kept, picture, "--out", tmp_path / "a.csv")[0] == 0
+    assert cli("inspect", kept, "--out", tmp_path / "a.png")[0] == 0
+    code, _, err = cli("resume", kept)
+    assert (code, "Traceback" in err) == (2, False)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_kept_head_gives_the_probabilities_of_logistic_regression(parts, classes):
+    train, val, test = (Labelled(p.features[p.labels < classes], p.labels[p.labels < classes]) for p in parts)
+    row = linear(Parts(train, val, test))
+    assert row.head is not None
+    assert row.head.weight.shape == (classes, 24)
+    mean, std = train.features.mean(0), train.features.std(0)
+    oracle = LogisticRegression(C=1 / (row.strength or 1), tol=1e-6, max_iter=5000)
+    oracle.fit((train.features - mean) / std, train.labels)
+    logits = test.features @ row.head.weight.T + row.head.bias
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert shares == pytest.approx(oracle.predict_proba((test.features - mean) / std), abs=0.01)
+
+
+def test_what_cannot_be_kept_is_said_before_any_work(trained, tmp_path):
+    with pytest.raises(ConfigError, match="only the linear probe"):
+        regard.probe(trained / "run", trained / "data", methods=["neighbours"], keep=tmp_path / "kept", quiet=True)
+    with pytest.raises(RunError, match="not empty"):
+        regard.probe(trained / "run", trained / "data", keep=trained, quiet=True)
+    assert not (tmp_path / "kept").exists()

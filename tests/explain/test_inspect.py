@@ -211,6 +211,20 @@ def test_every_kind_of_network_is_drawn(tmp_path, settings):
     assert found.save(tmp_path / "a.png").stat().st_size > 5000
 
 
+@pytest.mark.parametrize(("name", "fields", "panels"), [
+    ("vit_nano", {}, ["embedding", "position similarity", "attention distance"]),
+    ("vit_nano", {"positions": "conditional", "rope": True, "pool": "mean"}, ["embedding", "attention distance"]),
+    ("resnet_nano", {}, ["convolution"]),
+])  # fmt: skip
+def test_what_a_network_does_not_have_has_no_panel(tmp_path, monkeypatch, name, fields, panels):
+    drawn = []
+    monkeypatch.setattr("regard.explain.inspect_draw.save", lambda figure, path: drawn.append(figure) or path)
+    inspect_model(regard.create(name, classes=2, size=16, **fields), torch.rand(1, 3, 16, 16)).save(tmp_path / "a.png")
+    titles = [ax.get_title() for ax in drawn[0].subfigs[0].axes if ax.get_title()]
+    assert len(titles) == len(panels)
+    assert all(panel in title for panel, title in zip(panels, titles, strict=True)), titles
+
+
 def test_own_pictures_are_test_images_of_the_run(run_folder, tmp_path):
     predictor = load_classifier(run_folder)
     pictures = own_pictures(run_folder, predictor.preparation, most=5)

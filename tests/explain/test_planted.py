@@ -7,6 +7,7 @@ import torch
 import regard
 from tests.explain.planted import DIGIT, SIDE, planted
 
+pytestmark = pytest.mark.long
 CHANCE = (DIGIT / SIDE) ** 2
 COUNT = 40
 

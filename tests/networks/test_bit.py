@@ -17,7 +17,7 @@ from regard.networks.vit import network as vit
 def hybrid(monkeypatch):
     monkeypatch.setitem(vit.STEMS, "r50", partial(HybridStem, blocks=(1, 1, 1), base=32))
     torch.manual_seed(0)
-    return regard.create("vit_nano", stem="r50", patch=16, size=(32, 48), classes=4)
+    return regard.create("vit_nano", stem="r50", patch=16, size=(32, 48), classes=4, depth=2)
 
 
 def test_standardised_weights_have_mean_zero_and_variance_one():

@@ -149,7 +149,7 @@ def test_the_flow_reads_cells_from_queries():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiled_and_exported_equal_eager(masked):
-    model, x = small(frozen_norms=True, masks=True), scene(64, 48)
+    model, x = small(frozen_norms=True, masks=True, depth=1, blocks=(1, 1, 1, 1)), scene(64, 48)
     mask = torch.ones(2, 64, 48, dtype=torch.bool)
     mask[0, 20:] = False
     inputs = (x, mask) if masked else (x,)
@@ -158,8 +158,9 @@ def test_compiled_and_exported_equal_eager(masked):
     exported = torch.export.export(model, inputs).module()
     for run in (compiled, exported):
         for mine, eager in zip(run(*inputs), expected, strict=True):
-            assert mine is not None
-            torch.testing.assert_close(mine, eager, atol=1e-4, rtol=1e-4)
+            assert (mine is None) == (eager is None)
+            if eager is not None:
+                torch.testing.assert_close(mine, eager, atol=1e-4, rtol=1e-4)
 
 
 def test_frozen_norms_do_not_move_and_live_ones_do():

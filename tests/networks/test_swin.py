@@ -200,7 +200,7 @@ def test_captured_attention_is_exact_and_masked_pairs_weigh_nothing(fields):
     for layer, name in enumerate(tape.names):
         tokens, windows = kept[name]
         attention: Any = model.get_submodule(name)
-        q, k, _ = (part.double() for part in attention.project(tokens))
+        q, k, _ = (part.double() for part in attention.project(to_windows(tokens, windows.window, windows.shift)))
         scores = q @ k.mT / q.shape[-1] ** 0.5 + attention.positions(windows.rows).double()
         barred = None
         if windows.mask is not None:
@@ -227,7 +227,7 @@ def test_the_token_flow_is_the_networks(size):
     for block in model.repeated():
         block.register_forward_pre_hook(lambda _m, args, _kw: tokens.append(args[0]), with_kwargs=True)
         block.norm1 = nn.Identity()
-        block.attention.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+        block.attention.qkv.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
     with torch.no_grad():
         model(torch.randn(1, 3, *size))
     steps = model.token_flow(size)
@@ -297,7 +297,7 @@ def test_one_training_step_gives_the_recorded_loss():
 @pytest.mark.parametrize("size", [(32, 48), (37, 26)])
 def test_compiled_equals_eager(size):
     """Gradients too, of the tables among others; at a size whose masks are made on the way as well."""
-    model, x = small(), torch.randn(2, 3, *size)
+    model, x = small(depths=(2, 1)), torch.randn(2, 3, *size)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     results = []
     for run in (model, compiled):
@@ -308,10 +308,9 @@ def test_compiled_equals_eager(size):
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("size", [(32, 48), (37, 26)])
+@pytest.mark.parametrize(("size", "strict"), [((32, 48), False), ((37, 26), False), ((37, 26), True)])
 def test_exported_equals_eager(size, strict):
-    model, x = small(), torch.randn(2, 3, *size)
+    model, x = small(depths=(2, 1)), torch.randn(2, 3, *size)
     program = torch.export.export(model, (x,), strict=strict)
     torch.testing.assert_close(program.module()(x).logits, model(x).logits, atol=1e-6, rtol=1e-5)
 
@@ -324,13 +323,13 @@ def test_few_graphs_are_compiled_and_all_are_kept():
         graphs.append(graph)
         return graph.forward
 
-    model = small(depths=(2, 3, 8, 1), heads=(1, 2, 4, 8), size=(64, 128), drop_path=0.2).train()
+    model = small(depths=(2, 1, 7, 1), heads=(1, 2, 4, 8), size=(64, 128), drop_path=0.2).train()
     torch.compiler.reset()
     for part in model.compiled():
         part.compile(backend=keep, dynamic=False)
     for _ in range(2):
         for size in ((64, 128), (48, 96)):
-            model(torch.randn(4, 3, *size))
+            model(torch.randn(2, 3, *size))
     # Three stages; shifted and other blocks of the deep one, and its merge; the last norm.
     assert len(graphs) == 2 * (3 + 3 + 1)
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.errors import RegardError
-from regard.nn import MultiHeadAttention, attend, attention_weights, capture
+from regard.nn import MultiHeadAttention, attend, attention, attention_weights, capture
 
 
 def reference(q: Tensor, k: Tensor, scale: float | None = None, allowed: Tensor | None = None, bias=None) -> Tensor:
@@ -446,3 +446,17 @@ def test_a_tape_says_why_it_has_no_gradients():
         model(torch.rand(1, 3, 16, 16))
     with pytest.raises(RegardError, match="call backward"):
         tape.gradient(0)
+
+
+def test_the_kernel_for_windows_is_used_only_where_it_is_exact_enough_and_nothing_records(monkeypatch):
+    monkeypatch.setattr(attention, "_has_kernel", lambda device: True)
+    half, model = torch.randn(1, 14, 14, 64, dtype=torch.bfloat16), One()
+    assert attention.fuses_windows(half, (7, 7), 32)
+    assert not attention.fuses_windows(half.float(), (7, 7), 32)
+    assert not attention.fuses_windows(half, (12, 12), 32)
+    assert not attention.fuses_windows(half, (4, 4, 4), 32)
+    assert not attention.fuses_windows(half, (7, 7), 24)
+    with capture(model):
+        assert not attention.fuses_windows(half, (7, 7), 32)
+    monkeypatch.undo()
+    assert not attention.fuses_windows(half, (7, 7), 32)  # a CPU has none

@@ -4,7 +4,9 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 
 from regard.api import report
+from regard.cli.flags import Parser, add_settings, parse
 from regard.errors import RunError
+from regard.tasks.classification.settings import Config
 from regard.weights import Run
 
 BAD = "\"'><script>bad()</script><img src=x onerror=bad()>\n# [go](javascript:bad) | `x`"
@@ -95,6 +99,26 @@ def test_a_browser_shows_what_the_scripts_make_and_refuses_nothing(run_folder):
     shown = subprocess.run([*words, f"file://{run_folder}/report.html"], capture_output=True, text=True, check=True)
     assert '<section id="explorer">' in shown.stdout, "no longer hidden"
     assert "Content Security Policy" not in shown.stderr
+
+
+def test_the_command_to_reproduce_a_run_names_its_epochs_and_no_folder(run_folder, tmp_path):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    held = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    changes = {"optim": {"minutes": 2.5, "lr": 1e-05}, "model": {"size": [12, 8]}, "augment": {"flip": False}}
+    for group, values in changes.items():
+        held["settings"][group] |= {name: {"value": value, "origin": "flag"} for name, value in values.items()}
+    held["settings"]["optim"]["epochs"]["origin"] = held["settings"]["data"]["batch_size"]["origin"] = "auto"
+    held["data"] = "my --out 'digits\n"
+    (run / "config.json").write_text(json.dumps(held), encoding="utf-8")
+    report(Run.open(run))
+    shown = re.search(r"To reproduce</h2><pre>(.*?)</pre>", (run / "report.html").read_text(encoding="utf-8"))
+    assert shown, "one line"
+    words = shlex.split(unescape(shown[1]).replace(r"$'my --out \U00000027digits\U0000000a'", "DATA"))
+    assert words[:3] == ["regard", "train", "DATA"]
+    given = {"explain": 2, "epochs": 4, "lr": 1e-05, "size": (12, 8), "flip": False, "batch_size": 32}
+    parser = Parser("train")
+    add_settings(parser, [Config])
+    assert parse(parser, words[3:]) == given
 
 
 @pytest.mark.parametrize("name", ["environment.json", "summary.json", "data.json", "explain/explanations.json"])

@@ -327,6 +327,15 @@ def test_memory_that_never_suffices_is_an_error(picture_folder, tmp_path, monkey
         quick(picture_folder, tmp_path / "run")
 
 
+def test_a_device_that_fails_is_an_error_that_says_how_to_continue(picture_folder, tmp_path, monkeypatch):
+    def fail(call, loss, count):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore")
+
+    Trouble(monkeypatch, fail)
+    with pytest.raises(RunError, match=r"(?s)device failed in epoch 1: CUDA error: unspecified launch failure.*resume"):
+        quick(picture_folder, tmp_path / "run")
+
+
 def test_of_several_processes_none_repeats_a_step_in_pieces():
     """The others would wait for it, within the step: an error says so."""
     task, batch = SimpleNamespace(divisible=True), Batch({"image": torch.zeros(4, 3, 16, 16)}, {})

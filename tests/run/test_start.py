@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+import torch
 
 import regard
 from regard.errors import ConfigError, RunError
@@ -92,3 +93,20 @@ def test_a_set_up_that_fails_leaves_nothing(picture_folder, tmp_path, monkeypatc
             quick(picture_folder, tmp_path / "run", epochs=1)
     assert list((tmp_path / "run").iterdir()) == []
     assert quick(picture_folder, tmp_path / "run", epochs=1).read_json("summary.json")
+
+
+def test_a_rehearsal_validates_as_training_does_without_compiling(picture_folder, tmp_path, monkeypatch):
+    """Compiling would count as the time of each batch, and `--minutes` would find that no epoch fits."""
+    compiled = list[object]()
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    def figures(*_):
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        return {"accuracy": 0.5, "loss": 1.0}
+
+    monkeypatch.setattr("regard.tasks.classification.task.quick_figures", figures)
+    regard.train(picture_folder, recipe="plain", model="vit_nano", depth=1, dry_run=True, out=tmp_path / "run")
+    assert not compiled

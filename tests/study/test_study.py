@@ -105,6 +105,7 @@ def test_a_stopped_study_goes_on_and_keeps_what_is_finished(made, tmp_path, monk
     assert (out / "runs" / trials[0].name / "checkpoints" / "best.safetensors").stat().st_mtime_ns == kept
 
 
+@pytest.mark.long
 def test_runs_made_some_at_a_time_are_those_made_one_by_one(made, tmp_path):
     plan = data_size("digits", ("mlp_nano", "resnet_nano"), (40,), seeds=1, steps=4, out=tmp_path / "s")
     alone = {(row["arm"], row["images"], row["seed"]): row["accuracy"] for row in made.rows}
@@ -153,6 +154,7 @@ def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, tmp_
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.long
 def test_positions_and_norms_are_studied_with_the_same_machinery(tmp_path):
     result = run_study(positions("digits", seeds=1, out=tmp_path / "p", **TINY), quiet=True)
     assert [(row["arm"], row["images"]) for row in result.rows] == [

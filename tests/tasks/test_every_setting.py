@@ -22,12 +22,14 @@ from torch import Tensor, nn
 
 import regard
 from regard import registry, tasks
+from regard.data.objects.scenes import STUFF, THINGS, write_scenes
 from regard.errors import ConfigError, DataError, DivergedError, RegardError
 from regard.networks import base as networks
 from regard.run import runner
 from regard.run.writer import NullWriter
 from regard.training import ALONE
 from tests.conftest import write_pairs
+from tests.tasks.detection.made import write_boxes
 
 SMALL = {"depth": 2, "heads": 2, "mlp": 16, "epochs": 2, "explain": 0, "device": "cpu", "lr": 1e-2, "warmup": 0.3}
 IMAGES = SMALL | {
@@ -36,7 +38,43 @@ IMAGES = SMALL | {
 BASES: dict[str, dict[str, Any]] = {
     "classification": IMAGES | {"recipe": "plain", "pixel_baseline": False},
     "regression": IMAGES | {"recipe": "regression_plain", "column": "age"},
+    "survival": IMAGES | {"recipe": "survival_plain", "time": "age", "event": "kind"},
     "pretraining": IMAGES | {"recipe": "mae_small", "patch": 4, "decoder_width": 16, "decoder_depth": 1},
+    "detection": SMALL
+    | {
+        "model": "detr_nano",
+        "recipe": "detection_plain",
+        "size": 32,
+        "width": 16,
+        "decoder_depth": 1,
+        "queries": 5,
+        "backbone_width": 8,
+        "blocks": (1, 1),
+        "fused_stages": 1,
+        "dilated": False,
+        "batch_size": 4,
+        "flip": False,
+        "ema": 0.9,
+        "scale_low": 1.0,
+        "crop_share": 0.0,
+        "schedule": "cosine",
+        "workers": 0,
+    },
+    "panoptic": SMALL
+    | {
+        "model": "detr_nano_panoptic",
+        "recipe": "panoptic_plain",
+        "heads": 8,
+        "size": 32,
+        "width": 32,
+        "depth": 1,
+        "decoder_depth": 1,
+        "queries": 8,
+        "backbone_width": 8,
+        "blocks": (1, 1, 1, 1),
+        "batch_size": 4,
+        "workers": 0,
+    },
     "translation": SMALL
     | {"model": "transformer_nano", "width": 16, "vocabulary": 300, "batch_tokens": 512, "optimizer": "adamw"},
 }
@@ -103,6 +141,12 @@ ON_IMAGES = EVERYWHERE | {
     "label_column": Row("kind", "samples", data="table"),
     "label_pattern": Row("^.(.)", "samples", beside={"label_pattern": "^(.)"}, data="flat"),
     "max_megapixels": Row(0.001, "opened"),
+    # Of volumes, where tests/data/volumes/test_subjects.py sees them.
+    "scans": Row("t1", refused="no column of scans|--scans is not for this data"),
+    "spacing": Row(2.0, refused="--spacing is not for this data"),
+    "foreground": Row(False, refused="--foreground is not for this data"),
+    "intensity": Row("raw", refused="--intensity is not for this data"),
+    "cache_folder": Row("there", refused="--cache-folder is not for this data"),
     "crop": batch("shift"),
     "flip": batch(True),
 }
@@ -138,6 +182,23 @@ ROWS: dict[str, dict[str, Row]] = {
         "loss": weights("squared"),
         "huber_delta": weights(0.1),
     },
+    "survival": AUGMENTED | {
+        "recipe": Row("survival", "settings"),
+        "label_column": Row("kind", refused="labels are not used here"),
+        "label_pattern": Row("^(.)", refused="labels are not used here"),
+        "image_column": Row("other", "samples"),
+        "accumulate": Row(2, refused="would cut the risk sets"),
+        "mixup": Row(0.5, refused="a mixture of two subjects"),
+        "cutmix": Row(1.0, refused="a mixture of two subjects"),
+        "mixup_off": Row(0.5, refused="a mixture of two subjects"),
+        "time": Row("weight", "samples", beside={"time": "age"}),
+        "event": Row("late", "samples", beside={"event": "kind"}),
+        "clinical": weights("weight"),
+        "loss": weights("discrete"),
+        "ties": weights("breslow", time="tied"),
+        "bins": weights(3, loss="discrete"),
+        "horizon": Row(5.0, "horizon"),
+    },
     "pretraining": ON_IMAGES | {
         "recipe": Row("mae", "settings"),
         "label_column": Row("kind", refused="labels are not used here"),
@@ -147,6 +208,29 @@ ROWS: dict[str, dict[str, Row]] = {
         "decoder_depth": weights(2),
         "decoder_heads": weights(1),
         "normalise": weights(False),
+    },
+    "detection": EVERYWHERE | {
+        "model": Row("detr_r50", "network"),
+        "recipe": Row("detection", "settings"),
+        "workers": Row(1, "workers"),
+        "shard": Row(True, "said"),
+        "batch_size": weights(2),
+        "images": Row(6, "splits"),
+        "max_megapixels": Row(0.001, "opened"),
+        "schedule": weights("drop"),
+        "weights": weights(MADE),
+        "backbone_rate": weights(0.1),
+        "flip": batch(True),
+        "scale_low": batch(0.5),
+        "scale_high": batch(2.0),
+        "crop_share": batch(1.0),
+        "mosaic": batch(1.0),
+        "mixup": batch(1.0),
+        "mixup_off": batch(0.5, mosaic=1.0),
+        "colour": batch(0.5),
+        "no_object": weights(0.5),
+        "one_to_many": weights(2, two_stage=True),
+        "stuff": Row(True, "samples", data="scenes"),
     },
     "translation": EVERYWHERE | {
         "model": Row("rnn_nano", "network", beside={"heads": None, "mlp": None}),
@@ -165,7 +249,15 @@ ROWS: dict[str, dict[str, Row]] = {
         "label_smoothing": weights(0.3),
     },
 }  # fmt: skip
-CASES = [(task, name) for task in ROWS for name in ROWS[task]]
+ROWS["panoptic"] = ROWS["detection"] | {
+    "stuff": Row(False, "samples"),
+    "mask_weight": weights(3.0),
+    "dice_weight": weights(3.0),
+    "freeze_boxes": weights(True, weights=MADE),
+}
+"""What is the same for detection is done by the same code, and seen there."""
+CASES = [(task, name) for task in ROWS for name in ROWS[task] if task != "panoptic" or name not in ROWS["detection"]]
+CASES.append(("panoptic", "stuff"))
 
 
 @pytest.mark.parametrize("task", tasks.TASKS, ids=lambda entry: entry.name)
@@ -177,7 +269,7 @@ def test_every_setting_has_a_row(task):
 def place(tmp_path_factory) -> Path:
     """Two kinds of pictures, as folders, as a flat folder, as a table, and with a damaged one; and sentences."""
     root, draw = tmp_path_factory.mktemp("settings"), np.random.default_rng(0)
-    rows = ["path,label,other,kind,age,weight"]
+    rows = ["path,label,other,kind,age,weight,late,tied"]
     (root / "flat").mkdir()
     for number in range(24):
         kind = "ab"[number % 3 == 0]
@@ -186,10 +278,11 @@ def place(tmp_path_factory) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(folder / f"{number}.png")
         Image.fromarray(pixels).save(root / "flat" / f"{kind}{'xy'[number % 2]}-{number}.png")
-        rows.append(f"folders/{kind}/{number}.png,{kind},damaged/{kind}/{number}.png,{number % 2},{number},{number**2}")
+        numbers = f"{number % 2},{number},{number**2},{number // 2 % 2},{number // 4}"
+        rows.append(f"folders/{kind}/{number}.png,{kind},damaged/{kind}/{number}.png,{numbers}")
     (root / "table.csv").write_text("\n".join(rows))
     (root / "damaged" / "a" / "bad.png").write_bytes(b"no picture")
-    (root / "damaged.csv").write_text("\n".join([*rows, "damaged/a/bad.png,a,folders/a/1.png,0,3,4"]))
+    (root / "damaged.csv").write_text("\n".join([*rows, "damaged/a/bad.png,a,folders/a/1.png,0,3,4,0,1"]))
     write_pairs(root / "pairs", 120)
     write_pairs(root / "one split", 120)
     for file in (root / "one split").glob("[vt]*.[ed]?"):
@@ -198,12 +291,25 @@ def place(tmp_path_factory) -> Path:
     write_pairs(root / "three languages", 120)
     for file in (root / "three languages").glob("*.de"):
         file.with_suffix(".fr").write_text(file.read_text().upper())
+    for name in ("boxes", "damaged boxes"):
+        write_boxes(root / name, {"": 16}, side=40)
+    (root / "damaged boxes" / "images" / "image016.png").write_bytes(b"no picture")
     write_pairs(root / "damaged pairs", 120)
     file = root / "damaged pairs" / "train.en"
     file.write_text(file.read_text().replace("one", "\x00", 3))
     torch.manual_seed(5)
     made = regard.create("vit_nano", classes=2, size=16, patch=8, width=16, heads=2, mlp=16, depth=2)
     regard.save(made, root / "made.safetensors")
+    own = {f.name for f in fields(registry.config_class("detr_nano"))} & BASES["detection"].keys()
+    detector = regard.create("detr_nano", classes=4, **{name: BASES["detection"][name] for name in own})
+    regard.save(detector, root / "made-detection.safetensors")
+    write_scenes(root / "scenes", train=8, val=2, test=2, size=32)
+    own = {f.name for f in fields(registry.config_class("detr_nano"))} & BASES["panoptic"].keys()
+    names = (*THINGS, *STUFF)
+    segmenter = regard.create(
+        "detr_nano_panoptic", classes=len(names), **{name: BASES["panoptic"][name] for name in own}
+    )
+    regard.save(segmenter, root / "made-panoptic.safetensors", classes=names)
     return root
 
 
@@ -214,10 +320,14 @@ def bases() -> dict[tuple[str, ...], Any]:
 
 
 def data_of(place: Path, task: str, row: Row) -> Path:
+    if task == "panoptic" or row.data == "scenes":
+        return place / "scenes"
+    if task == "detection":
+        return place / ("damaged boxes" if row.data == "damaged" else "boxes")
     if task == "translation":
         return place / {"": "pairs", "damaged": "damaged pairs"}.get(row.data, row.data)
     kinds = {"": "folders", "table": "table.csv"}
-    if task == "regression":
+    if task in ("regression", "survival"):
         kinds = {"": "table.csv", "table": "table.csv", "damaged": "damaged.csv"}
     return place / kinds.get(row.data, row.data)
 
@@ -394,7 +504,13 @@ def see_samples(seen: Seen) -> Any:
     if hasattr(dataset, "targets"):
         return dataset.sources, dataset.targets
     values = dataset.values.tolist() if hasattr(dataset, "values") else dataset.source.classes
+    if hasattr(dataset, "event"):
+        values = dataset.time.tolist(), dataset.event.tolist()
     return dataset.source.reader.paths, dataset.strata(), values
+
+
+def see_horizon(seen: Seen) -> Any:
+    return seen.start().curves.horizon
 
 
 def see_workers(seen: Seen) -> Any:
@@ -432,7 +548,8 @@ def test_a_setting_is_seen_or_refused(task, name, place, bases, tmp_path, monkey
 
     def seen(**changes: Any) -> Seen:
         settings = BASES[task] | row.beside | changes
-        settings = {n: str(place / "made.safetensors") if v == MADE else v for n, v in settings.items()}
+        made = f"made-{task}.safetensors" if task in ("detection", "panoptic") else "made.safetensors"
+        settings = {n: str(place / made) if v == MADE else v for n, v in settings.items()}
         settings = {n: v for n, v in settings.items() if v is not None or n in changes}
         out = tmp_path / ("changed" if changes else "base")
         return Seen(place, out, task, data_of(place, task, row), settings, monkeypatch)
@@ -468,7 +585,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "detr_nano": {
         "size": (8, 8), "channels": 1, "queries": 5, "width": 32, "depth": 1, "decoder_depth": 1, "heads": 4, "mlp": 32,
         "dropout": 0.5, "backbone_width": 8, "blocks": (1, 1), "kind": "bottleneck", "dilated": False, "masks": True,
-        "frozen_norms": True,
+        "frozen_norms": True, "norm": "pre", "stride": 8, "fused_stages": 2, "classification": "focal",
+        "two_stage": True, "refine": True, "box_bias": True, "denoising": 2,
     },
     "mlp_nano": {"size": (8, 8), "channels": 1, "width": 8, "depth": 1, "dropout": 0.5},
     "transformer_nano": {
@@ -482,7 +600,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Another value of each field than the model's own."""
-BESIDE = {"length": {"positions": "learned"}, "head": {"classes": 3}, "small_grid": {"window": (6, 6)}}
+BESIDE = {"length": {"positions": "learned"}, "head": {"classes": 3}, "small_grid": {"window": (6, 6)},
+          "stride": {"fused_stages": 3}}  # fmt: skip
 """What else is set, for both."""
 FIELDS = [(model, name) for model in MODELS for name in MODELS[model]]
 
@@ -492,7 +611,7 @@ def test_every_field_of_every_family_has_a_value():
     families = {kind: name for name in MODELS for kind in [registry.config_class(name)]}
     assert families.keys() == {registry.config_class(name) for name in registry.MODELS}
     for kind, name in families.items():
-        assert {f.name for f in fields(kind)} - decided == MODELS[name].keys()
+        assert {f.name for f in fields(kind)} - decided == MODELS[name].keys() - decided
 
 
 @cache
@@ -524,8 +643,9 @@ def test_a_field_of_a_model_changes_the_network(model, name):
 @pytest.mark.parametrize("task", ROWS)
 def test_fields_of_the_model_reach_the_network_of_a_task(task, place, tmp_path, monkeypatch):
     data = data_of(place, task, Row(None))
-    made = [Seen(place, tmp_path / str(n), task, data, BASES[task] | {"width": n}, monkeypatch) for n in (16, 32)]
-    assert [seen.start().network().config.width for seen in made] == [16, 32]
+    widths = (32, 64) if task == "panoptic" else (16, 32)
+    made = [Seen(place, tmp_path / str(n), task, data, BASES[task] | {"width": n}, monkeypatch) for n in widths]
+    assert tuple(seen.start().network().config.width for seen in made) == widths
 
 
 @pytest.mark.parametrize(
@@ -539,6 +659,13 @@ def test_fields_of_the_model_reach_the_network_of_a_task(task, place, tmp_path, 
         ("classification", {"strength": 0.5}, "strength is of RandAugment only"),
         ("classification", {"mixup": 0.0, "mixup_off": 0.5}, "mixup_off leaves out mixup and CutMix"),
         ("classification", {"lr": 0.0}, "lr=0.0 is too small"),
+        ("detection", {"mixup_off": 0.5}, "mixup_off leaves out mosaic and mixup"),
+        ("detection", {"one_to_many": 2}, "one_to_many is for the proposals of two_stage"),
+        ("detection", {"no_object": 0.2, "classification": "focal"}, "no_object is of a softmax"),
+        ("panoptic", {"mask_weight": 0.0, "dice_weight": 0.0}, "leave nothing to learn"),
+        ("panoptic", {"freeze_boxes": True}, "would freeze random boxes"),
+        ("panoptic", {"masks": False}, "has no mask head"),
+        ("detection", {"freeze": "all"}, "detection has no setting 'freeze'"),
         ("regression", {"loss": "squared", "huber_delta": 2.0}, "huber_delta is for the Huber loss"),
     ],
 )

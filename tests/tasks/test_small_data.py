@@ -14,6 +14,7 @@ from regard import tasks
 from regard.errors import ConfigError
 from regard.networks.resnet.network import Basic
 from regard.tasks.classification.loss import CrossEntropy
+from regard.tasks.classification.task import Task
 from regard.tasks.small_data import (
     Facts,
     choose_epochs,
@@ -145,6 +146,23 @@ def test_weights_keep_their_network_whatever_the_defaults_are(picture_folder, tm
             more = tiny(weights=str(start.path), depth=None, **asked)
             run = regard.train(picture_folder, out=tmp_path / f"{stem}-{name}", **more)
             assert network(run).config.stem == stem
+
+
+@pytest.mark.parametrize(
+    ("sides", "with_gpu", "without"),
+    [((100, 100), (100, 100), (100, 100)), ((100, 150), (224, 224), (128, 128)), ((40, 40), None, None)],
+    ids=["photographs of one size", "of two", "small pictures"],
+)
+def test_a_small_resnet_sees_photographs_as_large_as_the_default_network_does(tmp_path, sides, with_gpu, without):
+    for name, side in zip("ab", sides, strict=True):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.effect_noise((side, side), 30 + number).save(tmp_path / name / f"{number}.png")
+    dataset: Any = regard.check(tmp_path, quiet=True)
+    for gpu, size in ((True, with_gpu), (False, without)):
+        assert Task.choose(dataset, None, {"model": "resnet_nano"}, gpu).values.get("size") == size
+        assert "size" not in Task.choose(dataset, None, {"model": "resnet_nano", "size": 32}, gpu).values
+        assert "size" not in Task.choose(dataset, None, {"model": "resnet18"}, gpu).values
 
 
 def test_a_resnet_has_the_same_recipe(picture_folder, tmp_path):

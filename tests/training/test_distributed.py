@@ -107,6 +107,7 @@ def test_muon_moves_sharded_matrices_as_whole_ones(data, tmp_path):
     assert_the_same_training(tmp_path / "three", 3, tmp_path / "one")
 
 
+@pytest.mark.long
 def test_stopped_and_resumed_by_other_numbers_of_processes(data, alone, tmp_path):
     """4 sharded, 2 with whole copies, 1, 4 sharded: each reads what the one before has written."""
     out, losses = tmp_path / "run", {}
@@ -121,6 +122,7 @@ def test_stopped_and_resumed_by_other_numbers_of_processes(data, alone, tmp_path
         assert losses[update] == pytest.approx(loss, abs=1e-6), update
 
 
+@pytest.mark.long
 def test_a_killed_process_is_replaced_and_the_run_ends_as_it_would_have(data, alone, tmp_path):
     words = [Path(__file__).with_name("ranks.py"), str(data), str(tmp_path / "run"), "kill", "3", json.dumps(SETTINGS)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
@@ -135,6 +137,7 @@ def test_a_killed_process_is_replaced_and_the_run_ends_as_it_would_have(data, al
         torch.testing.assert_close(a[name], b[name], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_noticed_in_time(data, tmp_path):
     codes, said = launch(2, data, tmp_path / "run", "hang", 2, timeout=4.0)
     assert codes == [2]

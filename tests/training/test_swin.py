@@ -160,6 +160,7 @@ def test_a_run_predicts_probes_converts_and_is_inspected(data, run, tmp_path, cl
     assert (tmp_path / "inspected.png").stat().st_size > 5000
 
 
+@pytest.mark.long
 def test_the_decks_comparison_runs(tmp_path):
     """ViT, Swin and ResNet on growing data."""
     names = ("vit_nano", "swin_nano", "resnet_nano")

@@ -214,6 +214,22 @@ def test_one_decayed_step_moves_each_layer_by_its_factor():
         torch.testing.assert_close(moved[0.5][name], move * 0.5 ** (4 - depths[name]), atol=2e-6, rtol=1e-3)
 
 
+def test_a_frozen_network_says_what_would_compute_its_features_once(picture_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("regard.run.runner.MEASURED_SECONDS", 0.0)
+    weights = regard.save(regard.create("vit_nano", classes=3, size=16, depth=1), tmp_path / "own.safetensors")
+    common: dict[str, Any] = {"weights": weights, "epochs": 1, "dry_run": True, "out": tmp_path / "none"}
+    still = {"crop": "none", "flip": False, "policy": "none"}
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"freeze": "all"}, "since augmentation changes them; `regard probe WEIGHTS DATA --keep"),
+        ({"freeze": "all", **still}, "though nothing changes them; `regard probe WEIGHTS DATA --keep"),
+        ({"freeze": 1}, ""),
+    )
+    for settings, told in cases:
+        regard.train(picture_folder, **common, **settings)
+        said = capsys.readouterr().err
+        assert told in said if told else "features anew" not in said
+
+
 @pytest.mark.parametrize("freeze", ["all", 0, 2])
 def test_what_is_frozen_is_equal_to_the_bit_after_training(picture_folder, tmp_path, freeze):
     """BatchNorm's statistics too, with an average of the weights and dropout on."""

@@ -57,7 +57,7 @@ def spread(model: Model) -> Model:
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.weight.add_(0.3)
-            if isinstance(module, (nn.LayerNorm, nn.Linear)):
+            if isinstance(module, (nn.LayerNorm, nn.Linear)) and module.bias is not None:
                 module.bias.mul_(0.1)
             if isinstance(module, nn.Embedding):
                 module.weight.mul_(5)

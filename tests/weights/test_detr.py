@@ -404,3 +404,21 @@ def test_a_panoptic_model_of_the_authors_both_ways(tmp_path):
     torch.save({"model": state}, tmp_path / "lacks.pth")
     with pytest.raises(RunError, match=r"mask_head\.gn5\.bias: not in the file"):
         regard.create(weights=tmp_path / "lacks.pth", quiet=True)
+
+
+def test_modern_mode_comes_back_and_takes_other_classes_but_has_no_other_names(tmp_path):
+    modern = {"classification": "focal", "two_stage": True, "denoising": 2, "box_bias": True, "norm": "pre"}
+    model = spread(regard.create("detr_nano", classes=3, **modern))
+    save_own(model, tmp_path / "m.safetensors")
+    same = regard.create(weights=tmp_path / "m.safetensors", quiet=True)
+    assert_equal(same.state_dict(), model.state_dict())
+    other = regard.create(weights=tmp_path / "m.safetensors", classes=2, quiet=True)
+    for name in ("head", "anchors.proposer.head"):
+        assert not other.get_parameter(f"{name}.weight").any()
+        torch.testing.assert_close(other.get_parameter(f"{name}.bias").sigmoid(), torch.full((2,), 0.01))
+    assert other.get_parameter("anchors.denoiser.labels.weight").shape == (2, 64)
+    assert any("classes of proposals" in line for line in other.loaded.lines())
+    with pytest.raises(ConfigError, match="cannot represent a DETR with norm"):
+        convert(tmp_path / "m.safetensors", tmp_path / "out.safetensors", to="detr")
+    with pytest.raises(RunError, match="norm: post here, pre in the file"):
+        regard.create(weights=tmp_path / "m.safetensors", norm="post", quiet=True)

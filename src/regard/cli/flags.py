@@ -69,11 +69,18 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def add_setting(parser: Any, name: str, kind: Any, help: str | None, default: Any = None) -> None:
-    """One flag, hidden where `help` is None. A switch is given as --NAME or --no-NAME."""
+def add_setting(
+    parser: Any, name: str, kind: Any, help: str | None, default: Any = None, replaced: bool = False
+) -> None:
+    """One flag, hidden where `help` is None. A switch is given as --NAME or --no-NAME.
+
+    `replaced` says whether recipe or data may choose another default.
+    """
     flag = "--" + name.replace("_", "-")
     flags = [*ALIASES.get(name, ()), flag, *([f"--{name}"] if "_" in name else [])]
-    options: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS if help is None else _shown(help, default)}
+    options: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS}
+    if help is not None:
+        options["help"] = _shown(help, default, replaced)
     if bool in _options(kind):
         parser.add_argument(*flags, action=Switch, **options)
     elif any(get_origin(option) is tuple for option in _options(kind)):
@@ -82,12 +89,13 @@ def add_setting(parser: Any, name: str, kind: Any, help: str | None, default: An
         parser.add_argument(*flags, type=_reader(kind, name), metavar=_metavar(kind), **options)
 
 
-def _shown(help: str, default: Any) -> str:
+def _shown(help: str, default: Any, replaced: bool) -> str:
     """A help text with the default, unless the text says it or there is none."""
     if default in (None, MISSING, (), "") or "Default:" in help:
         return help.replace("%", "%%")
     value = f"{default:g}" if isinstance(default, float) else default
-    return f"{help.removesuffix('.')} (default: {value}).".replace("%", "%%")
+    chosen = "by recipe and data, else " if replaced else ""
+    return f"{help.removesuffix('.')} (default: {chosen}{value}).".replace("%", "%%")
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
@@ -126,12 +134,13 @@ Shown = Literal["all", "common", "none"]
 
 
 def add_settings(
-    parser: Parser, configs: Sequence[type[RunConfig]], shown: Shown = "all", model: str | None = None
-) -> None:
+    parser: Parser, configs: Sequence[type[RunConfig]], shown: Shown = "all", model: str | None = None,
+    replaced: Collection[str] = (),
+) -> None:  # fmt: skip
     """The flags of the settings of one task or several, in groups; `shown` says which are in the help.
 
     Of several tasks all flags are read; a task refuses those that it does not have. A default is shown where the tasks
-    agree on it. With `model`, the fields of its config alone.
+    agree on it, and whether recipe or data may have `replaced` it. With `model`, the fields of its config alone.
     """
     places: dict[str, Any] = {}
     defaults: dict[str, set[Any]] = {}
@@ -148,7 +157,7 @@ def add_settings(
             return add_setting(parser, name, kind, None)
         if title not in places:
             places[title] = parser.add_argument_group(title)
-        add_setting(places[title], name, kind, about.get("help", ""), default)
+        add_setting(places[title], name, kind, about.get("help", ""), default, name in replaced)
 
     for config in configs:
         for group, entry, kind in config.entries():

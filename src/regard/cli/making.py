@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from regard import tasks
 from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, parse
-from regard.console import columns, interval
+from regard.console import columns, interval, quoted
 from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
 from regard.settings import RunConfig
@@ -28,7 +27,7 @@ class Demo:
     """The whole way on embedded data: train, evaluate, explain, report. No download."""
 
     name: Positional[str] = "digits"
-    """Which demo: digits or translate."""
+    """Which demo: digits, translate or scenes."""
     out: str | None = None
     """Run folder to make."""
     epochs: int | None = None
@@ -120,8 +119,18 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument(
             "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
         )
-    add_settings(parser, [entry.config for entry in entries], shown, model)
+    add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
+
+
+def _replaced(entries: Sequence[tasks.Entry]) -> set[str]:
+    """The settings whose defaults some recipe or the data changes."""
+    names = {"epochs", "batch_size"}
+    for entry in entries:
+        usual = entry.config().flat()
+        for recipe in entry.recipes.values():
+            names |= {name for name, value in recipe().flat().items() if name in usual and value != usual[name]}
+    return names
 
 
 def run_pretrain(words: Sequence[str]) -> None:
@@ -239,23 +248,7 @@ def require_path(path: str) -> None:
 
 def command_line() -> str:
     """What was typed, as one line for a shell."""
-    return " ".join(["regard", *map(_quote, sys.argv[1:])])
-
-
-def _quote(word: str) -> str:
-    r"""A word for a shell; line breaks and other control characters as bash's $'…' writes them.
-
-    >>> print(_quote("a b"), _quote("a\n'b"))
-    'a b' $'a\U0000000a\U00000027b'
-    """
-    if word.isprintable():
-        return shlex.quote(word)
-    return "$'" + "".join(c if c.isprintable() and c not in "\\'" else _escape(c) for c in word) + "'"
-
-
-def _escape(character: str) -> str:
-    byte = ord(character) - 0xDC00  # how Python keeps a byte of a file name that is not UTF-8
-    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else f"\\U{ord(character):08x}"
+    return " ".join(["regard", *map(quoted, sys.argv[1:])])
 
 
 def tell_run(run: Any) -> None:

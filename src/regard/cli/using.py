@@ -84,8 +84,9 @@ def run_predict(words: Sequence[str]) -> None:
     parser.add_argument(
         "inputs",
         nargs="*",
-        help="Files, folders or globs of images. For translation: sentences, text files (one "
-        "sentence per line; a word without spaces that looks like a path must be one), or - for what is piped in.",
+        help="Files, folders or globs of images; of scans also a table or case folders. For translation: sentences, "
+        "text files (one sentence per line; a word without spaces that looks like a path must be one), or - for what "
+        "is piped in.",
     )
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")
@@ -125,9 +126,13 @@ def run_explain(words: Sequence[str]) -> None:
     """Show what a prediction was based on: input beside attention, and scores of the map."""
     parser = Parser("explain", run_explain.__doc__)
     parser.add_argument("run", help="Run folder or checkpoint file.")
-    parser.add_argument("inputs", nargs="+", help="Files, folders or globs; of a translator, sentences.")
     parser.add_argument(
-        "--out", metavar="FILE", help="Picture to write: .png, .svg or .pdf (default: explanation.png)."
+        "inputs", nargs="+", help="Files, folders or globs; of scans also a table; of a translator, sentences."
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="Picture to write: .png, .svg or .pdf (default: explanation.png); of a scan also its map, .nii.gz.",
     )
     _options(parser, "ExplainOptions")
     given = parse(parser, words)
@@ -135,9 +140,11 @@ def run_explain(words: Sequence[str]) -> None:
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
     _, loading, options = _of_task(run, "ExplainOptions", given)
     from regard import api
+    from regard.data.volumes import is_nifti
     from regard.explain.draw import check_ending
 
-    check_ending(out)
+    if not is_nifti(out):
+        check_ending(out)
     predictor: Any = api.load(run, quiet=quiet, **loading)
     if not hasattr(predictor, "explain_inputs"):
         raise ConfigError("there is nothing to explain", where=run)
@@ -204,6 +211,8 @@ class Probe:
     """Largest image that is decoded, in millions of pixels."""
     out: str | None = None
     """Folder to make for probe.json, probe.csv and probe.svg."""
+    keep: str | None = None
+    """Folder to make for a run of this network with the linear probe as its head: predict, eval and explain take it."""
     quiet: Quiet = False
 
     def run(self) -> None:
@@ -217,8 +226,8 @@ class Probe:
             raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10") from None
         result = api.probe(
             self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
-            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, quiet=self.quiet,
-            **_fields(self.size, self.heads), **self._how(),
+            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, keep=self.keep,
+            quiet=self.quiet, **_fields(self.size, self.heads), **self._how(),
         )  # fmt: skip
         print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
             (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
@@ -226,6 +235,8 @@ class Probe:
              "" if row.strength is None else f"{row.strength:g}")
             for row in result.rows for f in (row.accuracy,)
         ]))  # fmt: skip
+        if self.keep:
+            print(self.keep)
 
     def _how(self) -> dict[str, Any]:
         """How the data is read, as far as it is said."""

@@ -35,7 +35,7 @@ def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
         raise DataError(f"an input of size {old} does not fit a network for {len(size)} axes")
     for axis, (start, length) in enumerate(fitting_window(old, size), start=1):
         pixels = pixels.narrow(axis, start, length)
-    return _resize(pixels, size)
+    return resize(pixels, size)
 
 
 def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:
@@ -60,7 +60,7 @@ def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
     for axis, (side, wanted) in enumerate(zip(old, lengths, strict=True)):
         length = min(side, max(1, round(wanted)))
         pixels = pixels.narrow(1 + axis, int(u[2 + axis] * (side - length + 1)), length)
-    return _resize_quickly(pixels, size)
+    return resize_quickly(pixels, size)
 
 
 def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
@@ -70,7 +70,7 @@ def simple_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:
     """
     old = tuple(pixels.shape[1:])
     scale = max(new / was for new, was in zip(size, old, strict=True))
-    pixels = _resize_quickly(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
+    pixels = resize_quickly(pixels, tuple(max(new, round(was * scale)) for new, was in zip(size, old, strict=True)))
     for axis, (new, at) in enumerate(zip(size, u[2 : 2 + len(size)], strict=True), start=1):
         side = pixels.shape[axis]
         start = int(at * (side + 2 * EDGE - new + 1)) - EDGE
@@ -84,7 +84,7 @@ CROPS = {"resized": random_crop, "simple": simple_crop}
 """Crops applied when an image is read, at its full size; other crops are part of the augmentation."""
 
 
-def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+def resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     if tuple(pixels.shape[1:]) == size:
         return pixels
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
@@ -92,13 +92,13 @@ def _resize(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     return _as(resized[0], pixels.dtype)
 
 
-def _resize_quickly(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
+def resize_quickly(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     """Resize of training crops, on uint8 in channels-last layout: takes a tenth of the time.
 
-    Each axis is rounded separately, so a value may be one level off. Prediction and evaluation use `_resize`.
+    Each axis is rounded separately, so a value may be one level off. Prediction and evaluation use `resize`.
     """
     if tuple(pixels.shape[1:]) == size or len(size) != 2 or pixels.dtype != torch.uint8:
-        return _resize(pixels, size)
+        return resize(pixels, size)
     near = pixels[None].contiguous(memory_format=torch.channels_last)
     return F.interpolate(near, size=size, mode="bilinear", antialias=True)[0]
 

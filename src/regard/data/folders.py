@@ -84,7 +84,7 @@ def folder_source(root: Path) -> Source:
             f"there are {f'{len(images)} images but' if images else 'no images and'} no class folders with images",
             where=root,
             do="put each class's images into a folder of its own, or list path,label in a .csv beside them "
-            f"(read are {', '.join(sorted(SUFFIXES))}; DICOM and NIfTI not yet)"
+            f"(read are {', '.join(sorted(SUFFIXES))}; NIfTI and DICOM are read by a table of subjects)"
             + ("; or take labels from file names by --label-pattern" if images else "")
             + ("; `regard pretrain` takes images without labels" if images else ""),
         )

@@ -12,33 +12,43 @@ from regard.data.dataset import existing_path
 from regard.data.folders import folder_source, inner_folder, pattern_source, unlabelled_folder
 from regard.data.source import Files, Pixels, Sample, Source
 from regard.data.tables import has_columns, table_source
+from regard.data.volumes.subjects import recognise, subjects_source
 from regard.errors import ConfigError, DataError
 from regard.setting_groups import ImageData
 
 TABLES = (".csv", ".tsv")
+VOLUMES = ("scans", "spacing", "foreground", "intensity", "cache_folder")
+"""Settings that only volumes have."""
 
 
-def open_source(data: str | Path, labels: bool = True, how: ImageData | None = None) -> Source:
+def open_source(
+    data: str | Path, labels: bool = True, how: ImageData | None = None, size: int | tuple[int, ...] | None = None
+) -> Source:
     """The dataset of a folder, table, archive or the name `digits`; without its labels if not wanted.
 
-    `how` says what the files do not: columns of a table, a pattern of file names.
+    `how` says what the files do not: columns of a table, a pattern of file names. Volumes are cropped or padded to
+    `size`, if it is given.
 
     >>> open_source("digits").why
     'the hand-written digits that come with scikit-learn'
     """
-    source = _open(data, labels, how or ImageData())
+    source = _open(data, labels, how or ImageData(), size)
     return source if labels else source.without_labels()
 
 
-def _open(data: str | Path, labels: bool, how: ImageData) -> Source:
+def _open(data: str | Path, labels: bool, how: ImageData, size: int | tuple[int, ...] | None) -> Source:
     if str(data) == "digits":
         _refuse_unused(how, "digits", "has its own labels")
         return _digits()
     path = existing_path(data, "a folder, .csv, .tsv, .npz or digits")
     if path.is_dir():
-        return _open_folder(path, labels, how)
+        return _open_folder(path, labels, how, size)
     if path.suffix.lower() in TABLES:
         _refuse_unused(how, path, "is a table", "label_pattern")
+        if layout := recognise(path, how):
+            why = f"the file's ending {path.suffix} and paths of volumes in it"
+            return subjects_source(path, why, how, layout, size, labels)
+        _refuse_unused(how, path, "is a table of images", *VOLUMES)
         return table_source(path, f"the file's ending {path.suffix}", how, labels=labels)
     if path.suffix.lower() == ".npz":
         _refuse_unused(how, path, "is an archive of arrays")
@@ -47,8 +57,19 @@ def _open(data: str | Path, labels: bool, how: ImageData) -> Source:
     raise DataError(f"a {ending} file is no known data", where=path, do="give a folder, .csv, .tsv or .npz")
 
 
-def _open_folder(path: Path, labels: bool, how: ImageData) -> Source:
+def _open_folder(path: Path, labels: bool, how: ImageData, size: int | tuple[int, ...] | None) -> Source:
     inner = inner_folder(path)
+    for folder in dict.fromkeys([] if how.label_pattern else [path, inner]):
+        tables = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLES]
+        layouts = {p: layout for p in tables if (layout := recognise(p, how))}
+        if len(layouts) == 1:
+            (table, layout), *_ = layouts.items()
+            why = f"a folder with the table {table.relative_to(path)} of subjects in it"
+            return subjects_source(table, why, how, layout, size, labels)
+        if layouts:
+            names = ", ".join(p.name for p in layouts)
+            raise DataError(f"there are several tables of subjects: {names}", where=path, do="give one of them")
+    _refuse_unused(how, path, "has no table of subjects in it", *VOLUMES)
     for folder in dict.fromkeys([] if how.label_pattern else [path, inner]):
         tables = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLES and has_columns(p, how)]
         if len(tables) == 1:
@@ -66,7 +87,7 @@ def _open_folder(path: Path, labels: bool, how: ImageData) -> Source:
 
 def _refuse_unused(how: ImageData, where: object, why: str, *names: str) -> None:
     """A setting that cannot have an effect on this data is an error."""
-    for name in names or ("image_column", "label_column", "label_pattern"):
+    for name in names or ("image_column", "label_column", "label_pattern", *VOLUMES):
         if getattr(how, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is not for this data: it {why}", where=where, do=f"leave {flag} out")

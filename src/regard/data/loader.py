@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class Images(Dataset[tuple[Tensor, int, int]]):
         return pixels.contiguous(), self.source.samples[index].label, index
 
 
-class _Order:
+class Order:
     """Batch sampler: batches of (epoch, sample number). The loader sets `epoch` and the first sample, `start`.
 
     A shuffled order continues with the next epochs, so that workers prefetch while the last batches train.
@@ -97,53 +98,37 @@ class _Order:
         # Processes step together, so a process without images takes one with a weight of 0.
         return (own, len(own) / len(whole)) if len(own) else (whole[:1], 0.0)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         epoch, start = self.epoch, self.start
         while True:
-            for numbers, _ in self.batches(epoch, start):
-                yield [(epoch, int(i)) for i in numbers]
+            yield from self.keys(epoch, start)
             if self.seed is None:
                 return
             epoch, start = epoch + 1, 0
 
+    def keys(self, epoch: int, start: int = 0) -> Iterator[list[tuple[int, ...]]]:
+        """What this process's samples of each batch are asked for by."""
+        for numbers, _ in self.batches(epoch, start):
+            yield [(epoch, int(i)) for i in numbers]
 
-class Loader:
-    """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
 
-    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device. Each of
-    `ranks` processes gets its share of every batch, so batches do not depend on the number of processes.
-    """
+class WorkerLoader:
+    """Batches of samples, in the order of `order`; made by `workers` processes, or without any in this one."""
 
-    def __init__(
-        self,
-        images: Images,
-        index: list[int],
-        batch: int,
-        *,
-        shuffle: int | None = None,
-        workers: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ):
-        self.images, self.batch = images, batch
-        self.order = _Order(np.array(index, dtype=np.int64), batch, shuffle, rank, ranks)
-        self.stacked: ImageBatch | None = None
+    def __init__(self, images: Any, order: Order, collate: Callable[[list[Any]], Any], workers: int):
+        self.images, self.order, self.collate = images, order, collate
         self.loader: DataLoader[Any] | None = None
         self.running: Iterator[Any] | None = None
         self.workers: list[BaseProcess] = []
         self.ahead: tuple[int, int] | None = None
         """Epoch and first sample of the next batch of `running`."""
-        fitted = len(index) * images.channels * math.prod(images.size)
-        if images.scan.cache and not images.crop and index and fitted <= CACHE_BYTES:
-            self.stacked = collate([images[0, i] for i in index])
-            self.sorted = np.argsort(self.order.index)
-        elif workers:
+        if workers:
             # With its own generator the loader does not draw from (and change) the global one.
             self.loader = DataLoader(
                 _Guarded(images),
-                batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
+                batch_sampler=order,  # pyright: ignore[reportArgumentType]
                 num_workers=workers,
-                collate_fn=_collate_or_error,
+                collate_fn=partial(_collate_or_error, collate),
                 persistent_workers=True,
                 pin_memory=torch.cuda.is_available(),
                 worker_init_fn=_obey_parent,
@@ -153,35 +138,20 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def keep_on(self, device: torch.device) -> None:
-        if self.stacked is not None:
-            images, labels, numbers, _ = self.stacked
-            self.stacked = ImageBatch(images.to(device), labels.to(device), numbers)
-
     def close(self) -> None:
         """End the worker processes: a DataLoader ends them when nothing refers to its iterator any more."""
         self.loader = self.running = None
         self.workers.clear()
 
-    def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
-        """The epoch's batches from sample `start` on; if images are in memory, `together` batches at once."""
-        batches = self.order.batches(number, start)
-        if self.stacked is not None:
-            for at in range(0, len(batches), together):
-                some = batches[at : at + together]
-                wanted = np.concatenate([numbers for numbers, _ in some])
-                part = torch.from_numpy(self.sorted[np.searchsorted(self.order.index, wanted, sorter=self.sorted)])
-                there = send(part, self.stacked.images.device)
-                images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
-                yield ImageBatch(images, labels, numbers, tuple((len(own), share) for own, share in some))
-        elif self.loader is not None:
-            for (own, share), batch in zip(batches, self._from_workers(number, start, len(batches)), strict=True):
-                yield batch._replace(steps=((len(own), share),))
-        else:
-            for own, share in batches:
-                yield collate([self.images[number, int(i)] for i in own])._replace(steps=((len(own), share),))
+    def made(self, epoch: int, start: int, count: int) -> Iterator[Any]:
+        """The `count` batches of an epoch from sample `start` on, collated."""
+        if self.loader is not None:
+            yield from self._from_workers(epoch, start, count)
+            return
+        for keys in self.order.keys(epoch, start):
+            yield self.collate([self.images[key] for key in keys])
 
-    def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[ImageBatch]:
+    def _from_workers(self, epoch: int, start: int, count: int) -> Iterator[Any]:
         """The batches of an epoch; workers load the first ones during validation of the epoch before."""
         assert self.loader is not None
         try:
@@ -210,13 +180,62 @@ class Loader:
             ) from None
 
 
+class Loader(WorkerLoader):
+    """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
+
+    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device. Each of
+    `ranks` processes gets its share of every batch, so batches do not depend on the number of processes.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        index: list[int],
+        batch: int,
+        *,
+        shuffle: int | None = None,
+        workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
+        fitted = len(index) * images.channels * math.prod(images.size)
+        kept = bool(images.scan.cache and not images.crop and index and fitted <= CACHE_BYTES)
+        order = Order(np.array(index, dtype=np.int64), batch, shuffle, rank, ranks)
+        super().__init__(images, order, collate, 0 if kept else workers)
+        self.batch = batch
+        self.stacked: ImageBatch | None = None
+        if kept:
+            self.stacked = collate([images[0, i] for i in index])
+            self.sorted = np.argsort(self.order.index)
+
+    def keep_on(self, device: torch.device) -> None:
+        if self.stacked is not None:
+            images, labels, numbers, _ = self.stacked
+            self.stacked = ImageBatch(images.to(device), labels.to(device), numbers)
+
+    def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
+        """The epoch's batches from sample `start` on; if images are in memory, `together` batches at once."""
+        batches = self.order.batches(number, start)
+        if self.stacked is None:
+            for (own, share), batch in zip(batches, self.made(number, start, len(batches)), strict=True):
+                yield batch._replace(steps=((len(own), share),))
+            return
+        for at in range(0, len(batches), together):
+            some = batches[at : at + together]
+            wanted = np.concatenate([numbers for numbers, _ in some])
+            part = torch.from_numpy(self.sorted[np.searchsorted(self.order.index, wanted, sorter=self.sorted)])
+            there = send(part, self.stacked.images.device)
+            images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
+            yield ImageBatch(images, labels, numbers, tuple((len(own), share) for own, share in some))
+
+
 class _Guarded(Dataset[Any]):
     """Samples for a worker. Errors are returned as values: raised in a worker, they would become tracebacks."""
 
-    def __init__(self, images: Images):
+    def __init__(self, images: Any):
         self.images = images
 
-    def __getitem__(self, at: tuple[int, int]) -> tuple[Tensor, int, int] | DataError:
+    def __getitem__(self, at: tuple[int, ...]) -> Any:
         try:
             return self.images[at]
         except (DataError, RuntimeError, MemoryError) as error:
@@ -228,7 +247,7 @@ class _Guarded(Dataset[Any]):
             raise
 
 
-def _collate_or_error(samples: list[Any]) -> ImageBatch | DataError:
+def _collate_or_error(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
     return next((s for s in samples if isinstance(s, DataError)), None) or collate(samples)
 
 

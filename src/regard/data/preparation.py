@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from regard.data.augment import normalise, to_float
 from regard.data.fitting import fit, with_channels
 from regard.data.loader import Images
+from regard.data.volumes.frame import ScanFrame
+from regard.data.volumes.preparing import Plan
 from regard.errors import ConfigError
 from regard.geometry import Frame
 
@@ -34,21 +37,48 @@ class Preparation:
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    scans: tuple[str, ...] = ()
+    """Of volumes from scans: names of the channels. The fields below are theirs, as in `Plan`."""
+    spacing: tuple[float, ...] = ()
+    foreground: bool = True
+    intensity: str = "zscore"
+
+    @property
+    def plan(self) -> Plan | None:
+        """How scans become the network's input; None of pictures and arrays."""
+        return Plan(self.scans, self.spacing, self.size, self.foreground, self.intensity) if self.scans else None
+
+    def reading(self) -> dict[str, Any]:
+        """The settings by which other scans are read as the model's own were; none of pictures and arrays."""
+        if not self.scans:
+            return {}
+        return {
+            "scans": ",".join(self.scans), "spacing": self.spacing, "foreground": self.foreground,
+            "intensity": self.intensity,
+        }  # fmt: skip
+
+    def following(self, plan: Plan | None) -> Preparation:
+        """The same for scans that are prepared by this plan."""
+        if plan is None:
+            return self
+        return replace(
+            self, scans=plan.scans, spacing=plan.spacing, foreground=plan.foreground, intensity=plan.intensity
+        )
 
     def picture(self, pixels: Tensor) -> Tensor:
-        """The network's input before normalisation: (channels, *size) in 0..1."""
+        """The network's input before normalisation: (channels, *size) in 0..1; of scans, in their own units."""
         return to_float(fit(with_channels(pixels, self.channels), self.size))
 
     def frame(self, file_size: tuple[int, ...]) -> Frame:
         """The position of the network's input on a picture of that size."""
         return Frame.fitted(file_size, self.size)
 
-    def region(self, mask: Tensor) -> Tensor:
+    def region(self, mask: Tensor, frame: Frame | ScanFrame | None = None) -> Tensor:
         """A mask of the decoded picture's size, resampled to the network's input: true inside, (*size).
 
-        A region smaller than a pixel of the input marks the pixel that it covers most.
+        A region smaller than a pixel of the input marks the pixel that it covers most. `frame` is that of a scan.
         """
-        share = self.frame(tuple(mask.shape)).mask_to_input(mask)
+        share = (frame or self.frame(tuple(mask.shape))).mask_to_input(mask)
         if share.max() <= 0:
             what = "is empty" if not mask.any() else "lies in the part that is cut off: inputs are cut at the centre"
             raise ConfigError(f"the mask {what}", do="mark something that the network sees")
@@ -60,7 +90,16 @@ class Preparation:
     def shown(self, x: Tensor) -> Tensor:
         """The inverse of `normalised`: pictures in 0..1 from a network's inputs or predicted images."""
         mean, std = (torch.tensor(v, device=x.device).reshape(-1, *[1] * len(self.size)) for v in (self.mean, self.std))
-        return (x * std + mean).clamp(0, 1)
+        return self.display(x * std + mean).clamp(0, 1)
+
+    def display(self, picture: Tensor) -> Tensor:
+        """What is drawn, in 0..1: of scans, each channel from its 1st to its 99th percentile."""
+        if not self.scans:
+            return picture
+        flat = picture.flatten(-len(self.size)).float()
+        step = max(1, flat.shape[-1] // 100_000)  # quantile takes no more than 16 million values
+        low, high = (flat[..., ::step].quantile(q, dim=-1)[(..., *[None] * len(self.size))] for q in (0.01, 0.99))
+        return ((picture - low) / (high - low).clamp_min(1e-6)).clamp(0, 1)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(1, channels, *size), ready for the network."""

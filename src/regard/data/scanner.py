@@ -49,6 +49,8 @@ class ImageDataset:
     """Decoded samples, kept when all are small enough to stay in memory."""
     path: str = ""
     """The path or name that the user gave."""
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list, repr=False)
+    """The size of each sample, if it could be read."""
 
     samples_word: ClassVar[str] = "images"
     whole_tests: ClassVar[bool] = False
@@ -105,6 +107,11 @@ class ImageDataset:
             (len(self.unreadable), "images that cannot be read, and are left out"),
             (len(self.groups_across_splits(splits)), "patients with images in more than one split"),
         )
+        if survey := self.source.survey:
+            counts += (
+                (len(survey.notes()), "notes on single scans"),
+                (len(survey.cut()), "subjects that are larger than the input, and are cut at its edges"),
+            )
         lines = [f"{what}: {count:,} (data.json lists them)" for count, what in counts if count]
         return [*lines, *self.leak_lines(splits)]
 
@@ -167,11 +174,7 @@ class ImageDataset:
     def describe(self) -> str:
         """The report of `regard check`, for people."""
         source, splits = self.source, [s.split or "all" for s in self.source.samples]
-        counts = source.counts()
-        named = [name for name in ("train", "val", "test", "all") if name in counts]
-        rows = [(name, *(counts[split][c] for split in named)) for c, name in enumerate(source.classes)]
-        total = ("total", *(counts[split].total() for split in named))
-        parts = [columns(("class", *named), [*rows, total]), ""]
+        parts = [self.counts_table(), ""]
         parts.append("sizes: " + ", ".join(f"{'×'.join(map(str, s))} ({n})" for s, n in self.sizes.most_common(8)))
         parts.append("modes: " + ", ".join(f"{mode} ({n})" for mode, n in self.modes.most_common()))
 
@@ -185,7 +188,7 @@ class ImageDataset:
             ("of these, across splits (leaks)", names(self.crossing(splits))),
             ("of these, with different labels", names(self.conflicting())),
             (f"patients or other groups across splits (leaks), of {patients}", self.groups_across_splits(splits)),
-            ("folders left out", list(source.left_out)),
+            ("rows left out" if source.survey else "folders left out", list(source.left_out)),
             ("files that are not part of the data", list(source.ignored)),
             ("images that cannot be read", [f"{key}: {why}" for key, why in self.unreadable]),
         ):
@@ -194,7 +197,18 @@ class ImageDataset:
         parts += self.leak_lines(splits)
         if patients and without:
             parts.append(f"images without a patient or group, each taken to stand alone: {without}")
+        if survey := self.source.survey:
+            parts += [f"larger than the input, and cut at its edges: {len(survey.cut())}", *listed(survey.cut())]
+            parts += [f"notes on single scans: {len(survey.notes())}", *listed(survey.notes())]
+            parts += ["", columns(("volumes", ""), survey.rows())]
         return "\n".join(parts)
+
+    def counts_table(self) -> str:
+        """Samples per class and split."""
+        counts = self.source.counts()
+        named = [name for name in ("train", "val", "test", "all") if name in counts]
+        rows = [(name, *(counts[split][c] for split in named)) for c, name in enumerate(self.source.classes)]
+        return columns(("class", *named), [*rows, ("total", *(counts[split].total() for split in named))])
 
     def to_json(self, splits: list[str], note: str) -> dict[str, Any]:
         """data.json: counts, hashes and problems of the dataset."""
@@ -228,6 +242,7 @@ class ImageDataset:
             "conflicting_labels": keys(self.conflicting()),
             "samples": self.samples_word,
             "findings": self.findings(splits),
+            **({"volumes": source.survey.to_json()} if source.survey else {}),
         }
 
     def findings(self, splits: list[str]) -> list[str]:
@@ -255,17 +270,26 @@ class ImageDataset:
             )
 
 
-def scan(source: Source, tick: Callable[[int, int], None] = lambda done, total: None) -> ImageDataset:
-    """Read every sample once, in parallel; damaged files are listed and raise no error."""
+def scan(
+    source: Source, tick: Callable[[int, int], None] = lambda done, total: None, side: int | None = None
+) -> ImageDataset:
+    """Read every sample once, in parallel; damaged files are listed and raise no error.
+
+    Samples of up to `side` pixels (by default CACHE_SIDE) are kept, if all of them fit in memory.
+    """
+    side = CACHE_SIDE if side is None else side
+    source = source.settle(source, tick) if source.settle else source
     dataset, cached, total = ImageDataset(source), 0, len(source.samples)
-    with closing(_check_all(source, total)) as results:  # whatever happens, its threads or processes end here
+    with closing(_check_all(source, total, side)) as results:  # whatever happens, its threads or processes end here
         for index, result in enumerate(results):
             tick(index + 1, total)
             if isinstance(result, str):
                 dataset.unreadable.append((source.samples[index].key, result))
                 dataset.digests.append(None)
+                dataset.shapes.append(None)
                 continue
             shape, mode, digest, pixels = result
+            dataset.shapes.append(shape[1:])
             dataset.sizes[shape[1:]] += 1
             dataset.modes[mode] += 1
             dataset.channels = max(dataset.channels, 1 if mode == GREY else shape[0])
@@ -282,7 +306,7 @@ _Checked = tuple[tuple[int, ...], str, str, np.ndarray | None] | str
 """Shape, mode, digest and (if small) pixels of one sample; or its error message."""
 
 
-def _check(source: Source, index: int) -> _Checked:
+def _check(source: Source, side: int, index: int) -> _Checked:
     try:
         tensor, mode = source.read(index)
     except DataError as error:
@@ -292,7 +316,7 @@ def _check(source: Source, index: int) -> _Checked:
     digest.update(pixels.data)
     if mode == "RGB" and _is_grey(pixels):
         mode = GREY
-    small = max(tensor.shape[1:]) <= CACHE_SIDE
+    small = max(tensor.shape[1:]) <= side
     return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
 
 
@@ -302,7 +326,7 @@ def _is_grey(pixels: np.ndarray) -> bool:
     return float(max(np.abs(red - green).mean(), np.abs(green - blue).mean())) < GREY_LEVELS
 
 
-def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
+def _check_all(source: Source, total: int, side: int) -> Generator[_Checked, None, None]:
     """Checks of all samples, in order. Many files are decoded by processes: threads would wait for the GIL."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
@@ -311,13 +335,13 @@ def _check_all(source: Source, total: int) -> Generator[_Checked, None, None]:
     if not (usual and parent and cores > 1 and total >= 500 and isinstance(source.reader, Files)):
         stop, threads = threading.Event(), ThreadPoolExecutor(cores)
         try:
-            yield from _ordered(threads, partial(_check_part, source, stop.is_set), parts)
+            yield from _ordered(threads, partial(_check_part, source, side, stop.is_set), parts)
         finally:
             stop.set()
             threads.shutdown(cancel_futures=True)
         return
     fork = multiprocessing.get_context("fork")
-    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_start_worker, initargs=(source,))
+    processes = ProcessPoolExecutor(cores, mp_context=fork, initializer=_start_worker, initargs=(source, side))
     finished = False
     try:
         yield from _ordered(processes, _check_in_worker, parts)
@@ -345,17 +369,17 @@ def _ordered(pool: Executor, work: Callable[[range], list[_Checked]], parts: lis
         yield from result
 
 
-def _check_part(source: Source, stopped: Callable[[], bool], part: range) -> list[_Checked]:
-    return [_check(source, index) for index in part if not stopped()]
+def _check_part(source: Source, side: int, stopped: Callable[[], bool], part: range) -> list[_Checked]:
+    return [_check(source, side, index) for index in part if not stopped()]
 
 
-_SOURCE: list[Source] = []  # in a worker process: the source it reads
+_READ: list[tuple[Source, int]] = []  # in a worker process: the source it reads, and what is small
 
 
-def _start_worker(source: Source) -> None:
+def _start_worker(source: Source, side: int) -> None:
     torch.set_num_threads(1)
-    _SOURCE[:] = [source]
+    _READ[:] = [(source, side)]
 
 
 def _check_in_worker(part: range) -> list[_Checked]:
-    return _check_part(_SOURCE[0], lambda: False, part)
+    return _check_part(*_READ[0], lambda: False, part)

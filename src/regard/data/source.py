@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,6 +100,10 @@ class Source:
     """Of a table: its other columns, one text per sample."""
     rows: Sequence[int] = field(default=(), repr=False)
     """Of a table: the line that each sample stands in."""
+    settle: Callable[[Source, Callable[[int, int], None]], Source] | None = field(default=None, repr=False)
+    """Of volumes: looks at all samples for what they have in common, and gives the source that can be read."""
+    survey: Any = field(default=None, repr=False)
+    """Of volumes that have been looked at: a `regard.data.volumes.survey.Survey`."""
 
     def read(self, index: int) -> tuple[Tensor, str]:
         """The pixels (channels, *size) of one sample and the mode of the file."""

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from regard.data.folders import list_files, not_used
 from regard.data.source import SPLITS, Files, Sample, Source, split_names
@@ -26,10 +26,19 @@ FLAGS = {"path": "image-column", "label": "label-column"}
 SHOWN = 5
 
 
+class TableRow(NamedTuple):
+    """One row: its line, what it has in the columns of known roles, all of its texts, and whether it has too many."""
+
+    number: int
+    roles: dict[str, str]
+    texts: dict[str, str]
+    extra: bool
+
+
 def has_columns(path: Path, how: ImageData) -> bool:
     """Whether a table names images and labels, or is about something else."""
     try:
-        _, columns, _ = _read(path, how)
+        _, columns, _ = read_table(path, how)
     except DataError:
         return False
     return "path" in columns and "label" in columns
@@ -41,7 +50,7 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
     `whole_folder`: the user gave the folder of the table, so images that the table does not list are reported.
     Without `labels`, no label column is needed.
     """
-    header, columns, rows = _read(path, how)
+    header, columns, rows = read_table(path, how)
     for role in ("path", "label") if labels else ("path",):
         if role not in columns:
             raise DataError(
@@ -52,9 +61,9 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
             )
     if not rows:
         raise DataError("the table has no rows", where=path)
-    splits = split_names({row["split"] for _, row in rows})
+    splits = split_names({row.roles["split"] for row in rows})
     problems = []
-    for number, row in rows:
+    for number, row, _, extra in rows:
         file = row["path"]
         if labels and not row["label"]:
             problems.append(f"row {number}: no label")
@@ -63,30 +72,30 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
         if row["split"] and row["split"] not in splits:
             known = [name for names in SPLITS.values() for name in names]
             problems.append(f"row {number}: split {row['split']!r} is unknown, {did_you_mean(row['split'], known)}")
-        if row["extra"]:
+        if extra:
             problems.append(f"row {number}: more fields than the header has (quote texts that hold a comma)")
-    _refuse(problems, path)
-    twice = [file for file, count in Counter(row["path"] for _, row in rows).items() if count > 1]
-    _refuse([f"{file!r} is listed more than once" for file in twice], path)
-    partly = sum(not row["split"] for _, row in rows)
+    refuse_rows(problems, path)
+    twice = [file for file, count in Counter(row.roles["path"] for row in rows).items() if count > 1]
+    refuse_rows([f"{file!r} is listed more than once" for file in twice], path)
+    partly = sum(not row.roles["split"] for row in rows)
     if 0 < partly < len(rows):
         raise DataError(f"{partly} of {len(rows)} rows have no split", where=path, do="fill the column or remove it")
-    classes = sorted({row["label"] for _, row in rows}, key=_natural)
+    classes = sorted({row.roles["label"] for row in rows}, key=natural)
     samples = [
         Sample(row["path"], classes.index(row["label"]), splits.get(row["split"]), row["group"] or None)
-        for _, row in rows
+        for _, row, _, _ in rows
     ]
-    paths = [path.parent / row["path"] for _, row in rows]
+    paths = [path.parent / row.roles["path"] for row in rows]
     ignored = not_used(path.parent, paths, list_files(path.parent)[0]) if whole_folder else ()
     others = [name for name in header if name and name not in columns.values()]
-    extra = {name: [row["columns"].get(name, "") for _, row in rows] for name in header if name}
+    extra = {name: [row.texts.get(name, "") for row in rows] for name in header if name}
     used = ", ".join(f"{role} from {columns[role]!r}" for role in COLUMNS if role in columns)
     why += f"; {used}" + (f"; columns not used: {', '.join(others)}" if others else "")
-    reader, numbers = Files(paths, how.max_megapixels), [number for number, _ in rows]
+    reader, numbers = Files(paths, how.max_megapixels), [row.number for row in rows]
     return Source(path.stem, "table", why, tuple(classes), tuple(samples), reader, ignored, columns=extra, rows=numbers)
 
 
-def _read(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], list[tuple[int, dict[str, Any]]]]:
+def read_table(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], list[TableRow]]:
     """The header, which of our columns it has, and the rows in our names with their line numbers."""
     try:
         if not path.is_file():  # a pipe would be waited for
@@ -108,27 +117,30 @@ def _read(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], list[t
                     what = f"the table has no column {asked!r}"
                     raise DataError(what, where=path, do=did_you_mean(asked, filter(None, header)))
                 columns[role] = asked
-            for raw in header:
-                if re.sub(r"[^a-z]", "", raw.lower()) in names:
-                    columns.setdefault(role, raw)
+            known = [(re.sub(r"[^a-z]", "", raw.lower()), raw) for raw in header]
+            there = [(name, raw) for name, raw in known if name in names]
+            if role == "group":  # a patient may have several subjects or cases
+                there.sort(key=lambda pair: names.index(pair[0]))
+            if there:
+                columns.setdefault(role, there[0][1])
         rows = []
         for row in reader:
             values = {role: row[columns[role]].strip() if role in columns else "" for role in COLUMNS}
             texts = {name: (row[name] or "").strip() for name in header}
-            extra: Any = row.get(None)  # pyright: ignore[reportArgumentType] - where DictReader puts what is too much
-            rows.append((reader.line_num, values | {"extra": "yes" if any(extra or ()) else "", "columns": texts}))
+            extra = any(row.get(None) or ())  # pyright: ignore[reportArgumentType] - what is too much
+            rows.append(TableRow(reader.line_num, values, texts, extra))
     except csv.Error as error:
         raise DataError(f"the table is not well formed: {error}", where=f"{path}, line {reader.line_num}") from None
     return header, columns, rows
 
 
-def _refuse(problems: list[str], path: Path) -> None:
+def refuse_rows(problems: list[str], path: Path) -> None:
     if problems:
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise DataError("; ".join(problems[:SHOWN]) + more, where=path, do="correct or delete these rows")
 
 
-def _natural(name: str) -> tuple[bool, int, str]:
+def natural(name: str) -> tuple[bool, int, str]:
     """Sort key: numbers by value, before names."""
     number = re.fullmatch(r"-?[0-9]{1,18}", name)
     return number is None, int(name) if number else 0, name

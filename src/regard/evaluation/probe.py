@@ -12,7 +12,7 @@ on validation images, not fixed. Letters in shapes: N images, D features, C clas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,22 @@ class Parts(NamedTuple):
         return Parts(*(Labelled(features[rows[name]], labels[rows[name]]) for name in Parts._fields))
 
 
+class Head(NamedTuple):
+    """A linear layer on features as the network gives them: weight (C, D) and bias (C,)."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+    @staticmethod
+    def of(model: Any, mean: np.ndarray, std: np.ndarray) -> Head:
+        """From a logistic regression on standardised features; of two classes it has one row, for the second."""
+        weight, bias = model.coef_.astype(np.float64), model.intercept_.astype(np.float64)
+        if len(bias) == 1:
+            weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+        weight = weight / std.astype(np.float64)
+        return Head(weight, bias - weight @ mean.astype(np.float64))
+
+
 @dataclass(frozen=True)
 class Row:
     """One probe's figure. `deviation` is over draws; `strength` is the L2 penalty that validation images chose."""
@@ -65,6 +81,8 @@ class Row:
     deviation: float | None = None
     strength: float | None = None
     neighbours: int | None = None
+    head: Head | None = field(default=None, compare=False, repr=False)
+    """Of the linear probe: what it has learnt."""
 
     def to_json(self) -> dict[str, Any]:
         value, low, high, n = self.accuracy
@@ -232,13 +250,14 @@ def linear(parts: Parts) -> Row:
     mean, std = _scale(train.features)
     x_train, x_val, x_test = ((part.features - mean) / std for part in parts)
     model = LogisticRegression(max_iter=1000, warm_start=True)
-    best, strength, predicted = -1.0, 0.0, np.empty(0)
+    best, strength, predicted, head = -1.0, 0.0, np.empty(0), None
     for tried in LINEAR_STRENGTHS:
         model.set_params(C=1 / tried).fit(x_train, train.labels)
         accuracy = float(np.equal(model.predict(x_val), val.labels).mean())
         if accuracy > best:
-            best, strength, predicted = accuracy, tried, model.predict(x_test)
-    return Row("linear", wilson(int(np.equal(predicted, test.labels).sum()), len(test.labels)), strength=strength)
+            best, strength, predicted, head = accuracy, tried, model.predict(x_test), Head.of(model, mean, std)
+    hits = int(np.equal(predicted, test.labels).sum())
+    return Row("linear", wilson(hits, len(test.labels)), strength=strength, head=head)
 
 
 def neighbours(parts: Parts, classes: int, k: int = NEIGHBOURS, device: torch.device | str = "cpu") -> Row:

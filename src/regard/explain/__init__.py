@@ -11,6 +11,7 @@ from regard.explain.explanation import (
     sensible,
 )
 from regard.explain.faithfulness import faithfulness
+from regard.explain.flow import Start
 from regard.explain.inspection import Inspection, inspect_model
 from regard.explain.methods import (
     Case,
@@ -34,6 +35,7 @@ __all__ = [
     "Case",
     "Explanation",
     "Inspection",
+    "Start",
     "Visualisation",
     "WordAttention",
     "WordDeletion",

@@ -29,21 +29,25 @@ HOPELESS = 8
 """Attention compresses two to three times; what is this much above the room is not even tried."""
 
 
-def keep_attention(run: Run, number: int, model: Network, x: Tensor, picture: Tensor, room: int) -> int:
+def keep_attention(
+    run: Run, number: int, model: Network, x: Tensor, picture: Tensor, room: int, mask: Tensor | None = None
+) -> int:
     """Record one input's attention into the run folder, if it fits; returns how much room it took."""
-    record = record_attention(model, x, picture, room)
+    record = record_attention(model, x, picture, room, mask)
     run.write_json(f"explain/attention-{number:02d}.json", record)
     return _length(record)
 
 
-def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUDGET) -> dict[str, Any]:
-    """The attention of every layer and head for x (1, C, *size), ready for JSON.
+def record_attention(
+    model: Network, x: Tensor, picture: Tensor, room: int = BUDGET, mask: Tensor | None = None
+) -> dict[str, Any]:
+    """The attention of every layer and head among places of x (1, C, *size), ready for JSON.
 
     `picture`, in 0..1, is what x was made of: of a volume as large as x, else of any size.
     `data` is what `pack` makes of the weights, by layer and head. What takes more than `room` characters is left
     out, and the record says why. Where attention has windows, a layer's weights are (windows, slots, slots), and
     `layers` is JSON of each layer's grid, cell and windows: the token in each slot, -1 for padding, whose weights are
-    zero.
+    zero. `mask` (1, *size) is of networks whose inputs have padding, false there.
 
     >>> import regard
     >>> model, picture = regard.create("vit_nano", classes=2, size=16), torch.rand(3, 16, 16)
@@ -56,8 +60,8 @@ def record_attention(model: Network, x: Tensor, picture: Tensor, room: int = BUD
     if len(where.grid) == 1:
         return {"left_out": "signals are not shown here"}
     with torch.inference_mode(), capture(model.eval()) as tape:
-        model(x)
-    steps = [step for step in flow if isinstance(step, AttentionStep)]
+        model(x) if mask is None else model(x, mask)
+    steps = [step for step in flow if isinstance(step, AttentionStep) and step.stream == "tokens"]
     heads = [tape.heads(step.layer) for step in steps]
     plain = sum(count * math.prod(tape.shape(step.layer)) for step, count in zip(steps, heads, strict=True))
     weights = (_weights(tape, step, head) for step, count in zip(steps, heads, strict=True) for head in range(count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -132,6 +133,8 @@ def _header(item: Explanation) -> list[tuple[str, str]]:
     if item.frame is not None:
         seen = ", the framed part" if item.frame.cuts else ""
         where = f" · {_size(item.frame.file_size)}{seen} seen as {_size(item.frame.input_size)}"
+    if item.scan is not None:
+        where = f" · {_size(item.scan.file_size[::-1])} voxels seen as {_size(item.scan.frame.input_size[::-1])}"
     options = "".join(f" {name}={value}" for name, value in item.options.items())
     texts = [
         (f"{_short(item.prediction.name)} · predicted {item.prediction}{truth}{where}", SOFT),
@@ -179,10 +182,15 @@ class Panels(NamedTuple):
 
 
 def _panels(item: Explanation) -> Panels:
-    picture, values, mask = item.picture.float().cpu(), item.map.float().cpu() * item.map.numel(), item.mask
+    area = item.map.numel() if item.frame is None else math.prod(length for _, length in item.frame.filled)
+    picture, values, mask = item.picture.float().cpu(), item.map.float().cpu() * area, item.mask
     frame = Frame.fitted(tuple(values.shape), tuple(values.shape))
     if values.ndim == 1:  # a signal is drawn one pixel high
         return Panels(flat(picture.numpy())[0], values[None].numpy(), ((0, 1), *frame.window), None, "")
+    if item.scan is not None:
+        picture, values = axial(picture).mean(0, keepdim=True), axial(values)  # scans are no colours
+        mask = None if mask is None else axial(mask)
+        frame = Frame.fitted(tuple(values.shape), tuple(values.shape))
     depth, photo = None, picture
     if item.photo is not None and item.frame is not None:
         photo = item.photo
@@ -194,6 +202,11 @@ def _panels(item: Explanation) -> Panels:
     shown, part = flat(photo.float().cpu().numpy(), depth)
     inside = None if mask is None else (frame.map_to_file(mask.float()) > 0.5).float().numpy()
     return Panels(shown, frame.map_to_file(values).numpy(), frame.window, inside, part)
+
+
+def axial(field: Tensor) -> Tensor:
+    """A scan (..., right, anterior, superior) as radiologists see it: axial slices, front up, right on the left."""
+    return field.movedim((-1, -2, -3), (-3, -2, -1)).flip(-2, -1)
 
 
 def _peak(values: Tensor, picture: Tensor) -> int:

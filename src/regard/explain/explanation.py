@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -11,15 +12,18 @@ import torch
 from torch import Tensor
 
 from regard.config import in_words
+from regard.data.volumes import ScanFrame, is_nifti
 from regard.errors import ConfigError, did_you_mean
 from regard.explain import methods
 from regard.explain.draw import draw
 from regard.explain.faithfulness import Faithfulness, faithfulness
+from regard.explain.flow import Start
 from regard.explain.methods import STEPS, Attribution, Case, require_gradients
 from regard.explain.sanity import MAX_CORRELATION, random_twins, rank_correlation
 from regard.geometry import Frame, TokenMap
 from regard.networks.base import Network
 from regard.nn import MultiHeadAttention
+from regard.weights import write_aside
 
 Checks = Literal["all", "none"]
 
@@ -55,14 +59,15 @@ class Method(NamedTuple):
             made = self.function(case, **options)
         else:
             tape = case.tape() if self.reads == "attention" else case.gradient_tape()
-            made = self.function(tape, where, case.flow, **options)
+            made = self.function(tape, where, case.flow, start=case.start, **options)
         made = made if isinstance(made, Attribution) else Attribution(made)
         return made._replace(values=made.values[0].float().cpu())
 
     def where(self, case: Case, options: dict[str, Any]) -> TokenMap:
         """The map of these tokens."""
         if self.tokens == "layer":
-            layer, stages = options.get("layer", -1), case.stages
+            layer, stages = options.get("layer"), case.stages
+            layer = -1 if layer is None else layer
             return stages[layer] if -len(stages) <= layer < len(stages) else case.where  # the tape refuses the layer
         return case.first if self.tokens == "first" else case.where
 
@@ -133,6 +138,8 @@ class Explanation:
     """Where the input lies in its file."""
     photo: Tensor | None = None
     """The file's own picture in 0..1, whole, at its own or a smaller size: (channels, *size)."""
+    scan: ScanFrame | None = None
+    """Of a scan: where the input lies in its file."""
 
     @property
     def badge(self) -> str | None:
@@ -170,9 +177,10 @@ class Explanation:
     @property
     def file_map(self) -> Tensor:
         """The map on the file's pixels; zero outside of the network's input."""
-        if self.frame is None:
+        frame = self.scan or self.frame
+        if frame is None:
             raise ConfigError("where this input lies in a file is not known")
-        return self.frame.map_to_file(self.map)
+        return frame.map_to_file(self.map)
 
     @property
     def seen(self) -> Tensor:
@@ -185,8 +193,17 @@ class Explanation:
         return part
 
     def save(self, path: str | Path) -> Path:
-        """Draw picture and map side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF."""
-        return draw([self], Path(path))
+        """Draw picture and map side by side (the ViT paper's Figure 6) into a PNG, SVG or PDF.
+
+        Of a scan also as .nii or .nii.gz: the map with the scan's own affine and shape, 1 being its average over what
+        the network saw.
+        """
+        if not is_nifti(path):
+            return draw([self], Path(path))
+        if self.scan is None:
+            raise ConfigError("only maps of scans are written as NIfTI", where=path, do="end in .png, .svg or .pdf")
+        about = f"regard: {self.method} for {self.target}, 1 = mean"
+        return self.scan.save(self.map.float().cpu() * self.map.numel(), Path(path), about, write_aside)
 
     def about(self, name: str, label: str | None = None) -> Explanation:
         """The same explanation with the sample's name and true class."""
@@ -269,7 +286,11 @@ def explain(
     mask: Tensor | None = None,
     frame: Frame | None = None,
     photo: Tensor | None = None,
+    scan: ScanFrame | None = None,
     twins: Sequence[Network] | None = None,
+    start: Start | None = None,
+    run: Callable[[Network, Tensor], Any] | None = None,
+    visible: Tensor | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
@@ -278,35 +299,44 @@ def explain(
 
     `score` gives the number that is explained, (B,), of the network's output; `answer` what the checks watch, such as
     the probability of `target`. `mask` (*size) is true where the cause is known to lie; `frame` is where the input lies
-    in its file, and `photo` the file's picture. `twins` are the model with random weights, made here if not given.
-    `checks="none"` leaves the scores and the twins out, which take most of the time. `say` is told how far it has come.
+    in its file (`scan`, of a scan), and `photo` the file's picture. `twins` are the model with random weights, made
+    here if not given. `checks="none"` leaves the scores and the twins out, which take most of the time. `say` is told
+    how far it has come.
+    `start` is the token that attention is followed from, if not the class token or all. `run` gives a network's output
+    for inputs, where more than these is needed, such as a mask of padding. `visible` (*size) is that mask: the map is
+    zero where it is false.
     """
     check_method(method, options, model)
     require_gradients(model)
     model.eval()
     x = x.clone() if x.is_inference() else x
-    case = Case(model, x, lambda z: score(model(z)), say)
+    quick: Callable[[Tensor], Any] = partial(model, class_token_only=True) if run is None else partial(run, model)
+    run = run or (lambda network, z: network(z))
+    case = Case(model, x, lambda z: score(run(model, z)), start, say)
     where, made = METHODS[method].where(case, options), METHODS[method](case, **options)
     if made.steps is not None:
         options["steps"] = made.steps
-    shown = made.values.clamp_min(0)
+    real = torch.tensor(1.0) if visible is None else where.collect(visible.float().cpu()) > 0
+    shown = made.values.clamp_min(0) * real
     scores, correlation = None, None
     if checks == "all" and shown.max() > shown.min():
         # What is shown is what is tested.
-        scores = faithfulness(lambda z: answer(model(z, class_token_only=True)), x, shown, where, seed=seed, say=say)
+        scores = faithfulness(lambda z: answer(quick(z)), x, shown, where, seed=seed, say=say)
         twins = random_twins(model, seed=seed) if twins is None else twins
         others = []
         for number, twin in enumerate(twins, start=1):
-            say(f"random weights {number} of {len(twins)}")
-            case = Case(twin, x, lambda z, network=twin: score(network(z)))
+            told = f"random weights {number} of {len(twins)}"
+            say(told)
+            tell = partial(_say_more, say, told)
+            case = Case(twin, x, lambda z, network=twin: score(run(network, z)), start, tell)
             few = {"steps": STEPS} if method == "integrated_gradients" else {}  # a rank needs no exact sum
-            others.append(METHODS[method](case, **(options | few)).values.clamp_min(0))
+            others.append(METHODS[method](case, **(options | few)).values.clamp_min(0) * real)
         correlation = sum(rank_correlation(shown, other) for other in others) / max(len(others), 1)
-    painted = where.paint(shown)
+    painted = where.paint(shown) * (1 if visible is None else visible.cpu())
     painted = painted / painted.sum().clamp_min(1e-30)
     return Explanation(
         map=painted,
-        tokens=made.values,
+        tokens=made.values * real,
         method=method,
         options=options,
         target=target,
@@ -319,12 +349,18 @@ def explain(
         mask=mask,
         frame=frame,
         photo=photo,
-        location=None if mask is None else locate(painted, mask),
+        scan=scan,
+        location=None if mask is None else locate(painted, mask, visible),
     )
 
 
-def locate(painted: Tensor, mask: Tensor) -> Location:
-    """Share of a map (*size) inside `mask` (*size), and whether its peak is inside."""
+def _say_more(say: Callable[[str], None], told: str, more: str) -> None:
+    say(f"{told}: {more}")
+
+
+def locate(painted: Tensor, mask: Tensor, visible: Tensor | None = None) -> Location:
+    """Share of a map (*size) inside `mask` (*size), and whether its peak is inside; `visible` is what is no padding."""
     share = float(painted[mask].sum() / painted.sum().clamp_min(1e-30))
     pointing = bool(painted.max() > painted.min() and mask.flatten()[painted.argmax()])
-    return Location(share, pointing, float(mask.float().mean()))
+    area = mask.float().mean() if visible is None else mask.sum() / visible.sum()
+    return Location(share, pointing, float(area))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.explain.methods import at_once
 from regard.geometry import TokenMap
 
 MIN_GAIN = 0.01
@@ -87,6 +88,16 @@ def against_random(beaten: int, count: int, what: str, gain: float, trusted: boo
     return f"uncertain: {better}, but by less than two of their deviations"
 
 
+def curve_steps(places: int) -> int:
+    """Equal parts in which a map is deleted: 16, or 8 where there are many places."""
+    return min(places, 16 if places <= 64 else 8)
+
+
+def check_passes(places: int) -> int:
+    """Forward passes of `faithfulness`."""
+    return 4 + 2 * (1 + MAPS) * (curve_steps(places) - 1)
+
+
 @torch.inference_mode()
 def faithfulness(
     probability: Callable[[Tensor], Tensor],
@@ -97,16 +108,17 @@ def faithfulness(
     steps: int | None = None,
     maps: int = MAPS,
     seed: int = 0,
-    batch: int = 64,
+    batch: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Faithfulness:
     """Scores of `values` (places,) as a map of the normalised input x (1, C, *size).
 
     `probability` gives the target's probability (B,) for inputs (B, C, *size). What is taken away becomes
-    zero, which is the mean of the training data. In `steps` equal parts: 16, or 8 where there are many places.
+    zero, which is the mean of the training data. In `steps` equal parts: see `curve_steps`.
     Where four probes show that the answer never moves, nothing more is tried. `say` is told how far it has come.
     """
-    steps = min(where.places, (16 if where.places <= 64 else 8) if steps is None else steps)
+    steps = curve_steps(where.places) if steps is None else min(where.places, steps)
+    batch = batch or at_once(x, 64)
     draw = torch.Generator().manual_seed(seed)
     mixed = torch.randperm(where.places, generator=draw)  # ties in random order
     ranked = mixed[torch.argsort(values.cpu()[mixed], descending=True, stable=True)]

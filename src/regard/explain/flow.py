@@ -10,16 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.errors import ConfigError
 from regard.geometry import AttentionStep, MergeStep, TokenMap
+from regard.nn import Tape
+from regard.nn.attention import exact_dtype
 
 Flow = Sequence[AttentionStep | MergeStep]
 AT_ONCE = 2**23
 """Weights of a layer that are computed at a time, if it has several windows or samples."""
+
+
+class Start(NamedTuple):
+    """A token that attention is followed from: its stream in the network's token flow, and its number there."""
+
+    stream: str
+    token: int
 
 
 def walk(
@@ -36,11 +47,14 @@ def walk(
     In a layer of attention, `move` of a token's share goes to the tokens that it reads, by their weights, and `stay`
     remains with it, as through a residual connection. A merged token's share is divided evenly among the tokens it was
     made of. What goes to padding has no place and is dropped, or, with `rescale`, goes to the tokens beside it.
+    Steps of streams that have no share yet, because nothing that is followed reads them, are passed over.
 
     `weights` gives (B · W, queries, keys) of a layer by its name, for a part of its first axis.
     """
     shares = dict(shares)
     for step in reversed(flow):
+        if step.stream not in shares:
+            continue
         share = shares[step.stream]
         if isinstance(step, MergeStep):
             children = step.children.to(share.device)
@@ -88,12 +102,6 @@ def _scatter(values: Tensor, index: Tensor) -> Tensor:
     return values.new_zeros(*values.shape[:2], tokens + 1).index_add_(-1, target, values.flatten(2))[..., :tokens]
 
 
-def unwindowed(values: Tensor, windows: Tensor) -> Tensor:
-    """Values of slots (B · W, S, C) as values of tokens (B, N, C), in raster order and without padding."""
-    order = windows.flatten().argsort()[int((windows < 0).sum()) :]
-    return values.unflatten(0, (-1, len(windows))).flatten(1, 2)[:, order.to(values.device)]
-
-
 def stage_maps(flow: Flow, first: TokenMap) -> dict[str, TokenMap]:
     """By name, the map of the tokens in each layer of attention; `first` is that of the first stage."""
     maps, where = dict[str, TokenMap](), first
@@ -103,3 +111,43 @@ def stage_maps(flow: Flow, first: TokenMap) -> dict[str, TokenMap]:
         else:
             maps[step.layer] = where
     return maps
+
+
+def reading_step(steps: list[AttentionStep], layer: int | None, stream: str) -> AttentionStep:
+    """The layer that was asked for, or the last, in which this stream reads tokens that have places."""
+    fitting = [step for step in steps if step.stream == stream and (step.reads or stream) == "tokens"]
+    if layer is None:
+        return fitting[-1]
+    if not -len(steps) <= layer < len(steps):
+        raise ConfigError(f"the network has layers 0 to {len(steps) - 1} of attention; there is no layer {layer}")
+    if steps[layer] not in fitting:
+        numbers = [str(steps.index(step)) for step in fitting]
+        raise ConfigError(
+            f"in layer {layer}, {steps[layer].layer}, {stream} do not read the input", do=f"use {' or '.join(numbers)}"
+        )
+    return steps[layer]
+
+
+def starting_shares(tape: Tape, where: TokenMap, flow: Flow, start: Start | None) -> dict[str, Tensor]:
+    """By stream, the shares (batch, 1, tokens) of the last stage's tokens that attention is followed from.
+
+    Those of `start`, or of what the head reads: the class token, or all placed tokens.
+    """
+    device, stream = tape.device, "tokens" if start is None else start.stream
+    layers = [step for step in flow if isinstance(step, AttentionStep)]
+    layer = next(step for step in layers if step.stream == stream)
+    batch = tape.shape(layer.layer)[0] // (1 if layer.windows is None else len(layer.windows))
+    if stream == "tokens":
+        tokens = [where.tokens, *(len(step.children) for step in flow if isinstance(step, MergeStep))][-1]
+    else:
+        tokens = tape.shape(layer.layer)[1]
+    shares = torch.zeros(batch, 1, tokens, dtype=exact_dtype(device), device=device)
+    if start is not None:
+        if not 0 <= start.token < tokens:
+            raise ConfigError(f"there is no token {start.token} among the {tokens} {stream}")
+        shares[..., start.token] = 1.0
+    elif where.prefix[:1] == ("class",):
+        shares[..., 0] = 1.0
+    else:
+        shares[..., len(where.prefix) :] = 1 / (tokens - len(where.prefix))
+    return {stream: shares}

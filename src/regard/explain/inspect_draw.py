@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,21 +58,23 @@ def draw_excited(excited: Sequence[Visualisation], path: Path) -> Path:
 
 
 def _figure_7(figure: Any, inspection: Inspection) -> None:
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    if inspection.filters is None:
-        _note(left, "embedding filters", "nothing in this network\nsees pixels through filters")
-    else:
-        _filters(left, inspection.filters)
+    """A panel for each of filters, positions and attention distance that the network has."""
+    filters, similarity, distance = inspection.filters, inspection.similarity, inspection.distance
+    panels: list[tuple[float, Callable[[Any], None]]] = []
+    if filters is not None:
+        panels.append((1.25, lambda ax: _filters(ax, filters)))
     if inspection.biases:
-        _biases(middle, inspection.biases)
-    elif inspection.similarity is None:
-        _note(middle, "position similarity", "this network adds no positions")
-    else:
-        _similarity(middle, inspection.similarity)
-    if inspection.distance is None:
-        _note(right, "attention distance", "needs images" if inspection.attends else "this network has no attention")
-    else:
-        _distance(right, inspection.distance, inspection.uniform)
+        panels.append((1, lambda ax: _biases(ax, inspection.biases)))
+    elif similarity is not None:
+        panels.append((1, lambda ax: _similarity(ax, similarity)))
+    if distance is not None:
+        panels.append((1, lambda ax: _distance(ax, distance, inspection.uniform)))
+    elif inspection.attends:
+        panels.append((1, lambda ax: _note(ax, "attention distance", "needs images")))
+    panels = panels or [(1, lambda ax: _note(ax, "", "this network has no filters, positions or attention"))]
+    widths, draws = zip(*panels, strict=True)
+    for ax, draw in zip(figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0], draws, strict=True):
+        draw(ax)
 
 
 def _note(ax: Any, title: str, text: str) -> None:

@@ -14,6 +14,7 @@ from regard.config import make
 from regard.console import columns
 from regard.data import Preparation, open_source
 from regard.data.source import UNLABELLED
+from regard.data.volumes.reader import Unsettled
 from regard.errors import ConfigError, DataError, RegardError
 from regard.explain.explanation import attends
 from regard.explain.inspect import (
@@ -176,7 +177,9 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32, **re
     if "label" not in rows[0]:
         raise DataError("the run has no images", where=run, do="give images")
     labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading() | reading, folder.path)
-    source = open_source(folder.read_config().data, labels, how)
+    source, plan = open_source(folder.read_config().data, labels, how), preparation.plan
+    if plan and isinstance(source.reader, Unsettled):
+        source = replace(source, reader=source.reader.follow(plan))
     number = {sample.key: n for n, sample in enumerate(source.samples)}
     splits = {row["split"] for row in rows}
     names = [row["name"] for row in rows if row["split"] == ("test" if "test" in splits else "val")]

@@ -18,11 +18,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.explain.flow import Flow, attended, stage_maps, unwindowed, walk
+from regard.explain.flow import (
+    Flow,
+    Start,
+    attended,
+    reading_step,
+    stage_maps,
+    starting_shares,
+    walk,
+)
 from regard.geometry import AttentionStep, MergeStep, TokenMap
 from regard.networks.base import Network, Output
 from regard.nn import MultiHeadAttention, Tape, capture
-from regard.nn.attention import exact_dtype
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Case:
     x: Tensor
     score: Callable[[Tensor], Tensor]
     """The target's logit (B,) for inputs (B, C, *size), by this model."""
+    start: Start | None = None
+    """The token that the score is computed from, if not the class token or the mean of all."""
     say: Callable[[str], None] = lambda text: None
     """Told how far the work has come."""
 
@@ -68,9 +77,25 @@ class Case:
     def gradient_tape(self) -> Tape:
         """The attention of one forward pass, and the score's gradient with respect to it."""
         x = self.x.detach().clone().requires_grad_()
+        streams = [step for step in self.flow if isinstance(step, AttentionStep) and step.stream != "tokens"]
+        # Attention among queries that have not read the input yet is reached by the weights only.
+        weights = [p for step in streams for p in self.model.get_submodule(step.layer).parameters() if p.requires_grad]
         with torch.enable_grad(), capture(self.model, gradients=True) as tape:
-            torch.autograd.grad(self.score(x).sum(), x)
+            torch.autograd.grad(self.score(x).sum(), (x, *weights), allow_unused=True)
         return tape
+
+
+CPU_NUMBERS = 2**20
+"""Numbers of inputs that a CPU is given at once."""
+
+
+def at_once(x: Tensor, most: int) -> int:
+    """Inputs per pass: up to `most`; on a CPU, which gains nothing by it, fewer large ones, so that progress is seen.
+
+    >>> at_once(torch.zeros(1, 3, 32, 32), 64), at_once(torch.zeros(1, 3, 518, 518), 64)
+    (64, 1)
+    """
+    return max(1, min(most, CPU_NUMBERS // x[0].numel())) if x.device.type == "cpu" else most
 
 
 class Attribution(NamedTuple):
@@ -93,21 +118,23 @@ def require_gradients(model: Network) -> None:
 
 
 def raw_attention(
-    tape: Tape, where: TokenMap, flow: Flow | None = None, *, layer: int = -1, head: int | None = None
-) -> Tensor:
-    """Attention of the output token in one layer (default: the last): (batch, places).
+    tape: Tape, where: TokenMap, flow: Flow | None = None, *, layer: int | None = None, head: int | None = None,
+    start: Start | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of the output token in one layer: (batch, places). Default: the last that reads tokens with places.
 
     One head, or the mean over heads. Without a class token, the mean over the layer's tokens, each of which attends
     within its window if the layer has windows. `where` is the map of the layer's tokens.
     """
-    tape.shape(layer)  # an error if there is no such layer
     steps = [step for step in _flow(tape, flow) if isinstance(step, AttentionStep)]
-    step = steps[layer]
-    start, weights = _start(tape, where, [step]), partial(tape.attention, step.layer, head)
-    return _placed(attended(start, step.windows, weights, rescale=True), where)
+    step = reading_step(steps, layer, "tokens" if start is None else start.stream)
+    share, weights = starting_shares(tape, where, [step], start)[step.stream], partial(tape.attention, step.layer, head)
+    return _placed(attended(share, step.windows, weights, rescale=True), where)
 
 
-def rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: bool = True) -> Tensor:
+def rollout(
+    tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: bool = True, start: Start | None = None
+) -> Tensor:
     """Attention rollout (Abnar & Zuidema, 2020): attention through all layers to the input, (batch, places).
 
     Heads are averaged, residual connections count as attention to oneself, A = (W + I) / 2, and the
@@ -115,11 +142,12 @@ def rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: 
     no place; the window's tokens share it.
 
     `flow` is the network's `token_flow`; default: every layer on the tape reads all tokens. `where` is the map of the
-    first stage's tokens.
+    first stage's tokens. From a `start` in another stream, such as an object query, it goes through cross-attention to
+    the tokens; the part that stays in that stream is left out.
     """
     half = 0.5 if identity else 0.0
     flow = _flow(tape, flow)
-    shares = {"tokens": _start(tape, where, flow)}
+    shares = starting_shares(tape, where, flow, start)
 
     def weights(layer: str, rows: slice) -> Tensor:
         return tape.attention(layer, rows=rows)
@@ -127,40 +155,46 @@ def rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, identity: 
     return _placed(walk(flow, shares, weights, stay=half, move=1 - half, rescale=True)["tokens"], where)
 
 
-def gradient_rollout(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
+def gradient_rollout(tape: Tape, where: TokenMap, flow: Flow | None = None, *, start: Start | None = None) -> Tensor:
     """Rollout of attention weighted by its gradient for the target: (batch, places).
 
     W is the mean over heads of (∇A ⊙ A)⁺, with rows normalised to sum to one. A row of zeros becomes attention to
-    itself. Then as in `rollout`.
+    itself; in cross-attention, where there is no such thing, it stays zero. Then as in `rollout`.
     """
+    flow = _flow(tape, flow)
+    across = {step.layer for step in flow if isinstance(step, AttentionStep) and step.reads is not None}
 
     def weights(layer: str, rows: slice) -> Tensor:
         evidence = _positive_evidence(tape, layer, rows)
-        total, itself = evidence.sum(-1, keepdim=True), torch.eye(evidence.shape[-1], device=evidence.device)
+        total = evidence.sum(-1, keepdim=True)
+        if layer in across:
+            return evidence / total.clamp_min(1e-30)
+        itself = torch.eye(evidence.shape[-1], device=evidence.device)
         return torch.where(total > 0, evidence / total.clamp_min(1e-30), itself)
 
-    flow = _flow(tape, flow)
-    return _placed(walk(flow, {"tokens": _start(tape, where, flow)}, weights, rescale=True)["tokens"], where)
+    return _placed(walk(flow, starting_shares(tape, where, flow, start), weights, rescale=True)["tokens"], where)
 
 
-def relevance(tape: Tape, where: TokenMap, flow: Flow | None = None) -> Tensor:
+def relevance(tape: Tape, where: TokenMap, flow: Flow | None = None, *, start: Start | None = None) -> Tensor:
     """Chefer, Gur & Wolf (ICCV 2021), equations 5 and 6 for self-attention: (batch, places).
 
-    R starts as the identity; each layer adds Ā R, where Ā is the mean over heads of (∇A ⊙ A)⁺.
+    R starts as the identity; each layer adds Ā R, where Ā is the mean over heads of (∇A ⊙ A)⁺. Cross-attention does
+    the same, without the normalisation and the factor of the queries' own relevance in the paper's equations 8 to 10.
     """
     flow = _flow(tape, flow)
-    shares, weights = {"tokens": _start(tape, where, flow)}, partial(_positive_evidence, tape)
+    shares, weights = starting_shares(tape, where, flow, start), partial(_positive_evidence, tape)
     joint = walk(flow, shares, weights, stay=1.0, move=1.0)["tokens"]
     # Without the initial identity, which only says that every token is itself.
-    itself = walk([step for step in flow if isinstance(step, MergeStep)], shares, weights)["tokens"]
-    return _placed(joint - itself, where)
+    itself = walk([step for step in flow if isinstance(step, MergeStep)], shares, weights).get("tokens")
+    return _placed(joint if itself is None else joint - itself, where)
 
 
 def grad_cam(case: Case) -> Tensor:
     """Grad-CAM (Selvaraju et al., 2017) on the tokens that enter the last attention: (1, places) of the last stage.
 
     After that attention only the tokens that the head reads have a gradient, so this is the last layer where every
-    patch has one. Without attention it is the original method, on the cells of the last feature map.
+    patch has one. Without attention it is the original method, on the cells of the last feature map. If another stream
+    reads the tokens, such as a decoder's queries, it is on the tokens that it reads.
     Channels are weighted by their mean gradient over the patch tokens. Negative values are evidence against
     the target; a map leaves them out, which is Grad-CAM's ReLU.
     """
@@ -176,7 +210,10 @@ def grad_cam(case: Case) -> Tensor:
             entered[:] = [output.tokens]
 
     handles = [m.register_forward_pre_hook(keep) for m in modules]
-    if not modules:
+    decoded = any(isinstance(step, AttentionStep) and step.reads == "tokens" for step in case.flow)
+    if not modules or decoded:
+        for handle in handles:
+            handle.remove()
         handles = [case.model.register_forward_hook(keep_tokens)]
     try:
         x = case.x.detach().clone().requires_grad_()
@@ -187,11 +224,8 @@ def grad_cam(case: Case) -> Tensor:
             handle.remove()
     (tokens,) = entered
     gradients = torch.autograd.grad(score, tokens)[0]
-    windows = next((step.windows for step in reversed(case.flow) if isinstance(step, AttentionStep)), None)
-    if windows is not None:
-        tokens, gradients = unwindowed(tokens, windows), unwindowed(gradients, windows)
     placed = slice(len(case.where.prefix), None)
-    tokens, gradients = tokens[:, placed].detach(), gradients[:, placed]
+    tokens, gradients = (t.flatten(1, -2)[:, placed] for t in (tokens.detach(), gradients))  # some are on a grid
     return (tokens * gradients.mean(1, keepdim=True)).sum(-1)
 
 
@@ -199,7 +233,7 @@ STEPS, MOST_STEPS, ENOUGH = 32, 256, 0.01
 """Integrated gradients take 32 steps, twice as many and again up to 256, until they add up to within one percent."""
 
 
-def integrated_gradients(case: Case, *, steps: int | None = None, batch: int = 16) -> Attribution:
+def integrated_gradients(case: Case, *, steps: int | None = None, batch: int | None = None) -> Attribution:
     """Integrated gradients (Sundararajan et al., 2017) from the mean picture to the input.
 
     Gauss–Legendre in `steps` points, or as many as are needed. Summed over the pixels and channels of each token of the
@@ -212,7 +246,7 @@ def integrated_gradients(case: Case, *, steps: int | None = None, batch: int = 1
         difference = float(case.score(case.x) - case.score(torch.zeros_like(case.x)))
     count = steps or STEPS
     while True:
-        values = _integrated(case, count, batch)
+        values = _integrated(case, count, batch or at_once(case.x, 16))
         error = abs(float(values.sum()) - difference) / max(abs(difference), 1e-6)
         if steps is not None or error <= ENOUGH or count >= MOST_STEPS:
             return Attribution(values, count, error)
@@ -235,7 +269,7 @@ def _integrated(case: Case, steps: int, batch: int) -> Tensor:
 
 
 @torch.inference_mode()
-def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
+def occlusion(case: Case, *, window: int = 1, batch: int | None = None) -> Tensor:
     """The drop of the score when a place is replaced by the mean colour (Zeiler & Fergus, 2014): (1, places).
 
     A window of `window` tokens per axis is moved by one token at a time. A token gets the mean over the windows
@@ -249,7 +283,7 @@ def occlusion(case: Case, *, window: int = 1, batch: int = 32) -> Tensor:
     covers = torch.zeros(len(corners), *where.grid)
     for cover, corner in zip(covers, corners.tolist(), strict=True):
         cover[tuple(slice(c, c + window) for c in corner)] = 1.0
-    covers, falls = covers.flatten(1), []
+    covers, falls, batch = covers.flatten(1), [], batch or at_once(case.x, 32)
     whole = case.score(case.x)
     for part in covers.split(batch):
         case.say(f"window {batch * len(falls)} of {len(covers)}")
@@ -269,20 +303,6 @@ def _positive_evidence(tape: Tape, layer: str, rows: slice) -> Tensor:
 
 def _flow(tape: Tape, flow: Flow | None) -> Flow:
     return [AttentionStep(name) for name in tape.names] if flow is None else flow
-
-
-def _start(tape: Tape, where: TokenMap, flow: Flow) -> Tensor:
-    """What the head reads, as shares (batch, 1, tokens) of the last stage: the class token, or all placed tokens."""
-    device = tape.device
-    tokens = [where.tokens, *(len(step.children) for step in flow if isinstance(step, MergeStep))][-1]
-    layer = next(step for step in flow if isinstance(step, AttentionStep))
-    batch = tape.shape(layer.layer)[0] // (1 if layer.windows is None else len(layer.windows))
-    shares = torch.zeros(batch, 1, tokens, dtype=exact_dtype(device), device=device)
-    if where.prefix[:1] == ("class",):
-        shares[..., 0] = 1.0
-    else:
-        shares[..., len(where.prefix) :] = 1 / (tokens - len(where.prefix))
-    return shares
 
 
 def _placed(shares: Tensor, where: TokenMap) -> Tensor:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from regard.networks.base import Network
 
 MAX_CORRELATION = 0.5
+TWINS = 2
+"""Networks with random weights that a map is compared with."""
 
 
 @torch.no_grad()
-def random_twins(model: Network, count: int = 2, seed: int = 0) -> list[Network]:
+def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Network]:
     """Copies of the model with random weights that have the mean and standard deviation of each trained tensor."""
     twins = []
     for number in range(count):

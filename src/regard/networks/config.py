@@ -39,6 +39,8 @@ class ImageConfig(NetworkConfig):
     predicts = "classes"
     any_size: ClassVar[bool] = True
     """Whether it takes inputs of other sizes than the configured one."""
+    smallest_is: ClassVar[str] = "one pixel"
+    """What an input of the smallest size is."""
 
     size: tuple[int, ...] = shape(
         (224, 224), "Input size in pixels: one number, or one per axis. Default: chosen by the data.", common=True
@@ -48,6 +50,16 @@ class ImageConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         require_positive(self, "channels", "classes")
+        if any(side < least for side, least in zip(self.size, self.smallest, strict=False)):
+            size, least = (" × ".join(map(str, sides)) for sides in (self.size, self.smallest))
+            what = f"an input of {size} pixels is smaller than {self.smallest_is}, {least}"
+            smaller = ", or a smaller --patch" if hasattr(self, "patch") else ""
+            raise ConfigError(what, do=f"give --size at least {least}{smaller}")
+
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        """The smallest input in which there is something to see."""
+        return (1,) * len(self.size)
 
     @property
     def features(self) -> int:

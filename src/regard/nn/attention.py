@@ -1,8 +1,9 @@
 """Attention, softmax(q kᵀ · scale) v (Vaswani et al., "Attention Is All You Need", equation 1).
 
 - `attend` runs the fused kernel. Inside `capture` it also records queries and keys.
+- `attend_windows` runs a kernel of its own, where `fuses_windows` says so, and never inside `capture`.
 - `Tape` computes the exact weights of any layer and head from the record.
-- No other module computes softmax(q kᵀ).
+- No other module computes softmax(q kᵀ), but the kernel's, which only this module uses.
 
 Letters in shapes: B batch, H heads, Q queries, K keys, D dimensions of a query and key, E of a value.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
+from importlib.util import find_spec
 from threading import Lock
 from traceback import walk_stack
 from typing import Any, NamedTuple
@@ -49,11 +52,54 @@ def attend(
     """
     scoring, alone = _Scoring(scale, mask, bias, causal), mask is None and bias is None
     limits = None if alone else _limits(q, k, scoring)
-    if limits is not None and limits.dtype != torch.bool:
-        limits = limits.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=limits, is_causal=causal and alone, scale=scale)
     _record(q, k, v, out, scoring)
     return out
+
+
+MOST_FUSED = 64
+"""Tokens of a window up to which the kernel keeps all pairs of them in registers."""
+
+
+def attend_windows(qkv: Tensor, bias: Tensor, heads: int, window: tuple[int, ...], shift: tuple[int, ...]) -> Tensor:
+    """Attention inside windows of a grid (B, rows, columns, 3 · H · D), without a copy: (B, rows, columns, H · D).
+
+    The same as `attend` on the windows of `to_windows`, with the mask of `shift_mask`. `bias` (H, M, M) is added to the
+    scaled scores. The grid has whole windows, and `fuses_windows` has said yes.
+    """
+    return torch.ops.regard.window_attention(qkv, bias.float(), heads, list(window), list(shift))
+
+
+def fuses_windows(x: Tensor, window: tuple[int, ...], head: int) -> bool:
+    """Whether `attend_windows` takes projections of `x` for heads of `head` channels: bf16 or fp16, on an NVIDIA GPU.
+
+    Not inside `capture`, which `attend` records, and not for export: such a program runs without this package.
+    """
+    if len(window) != 2 or window[0] * window[1] > MOST_FUSED or head not in (16, 32, 64):
+        return False
+    if recording() or not _has_kernel(x.device):
+        return False
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+@torch.compiler.assume_constant_result
+def _has_kernel(device: torch.device) -> bool:
+    """Whether a device runs Triton's kernels, now. This imports them, which a graph that is being compiled could not.
+
+    It is not traced: for traced code, torch before 2.13 says of every compilation that it is an export.
+    """
+    if (
+        torch.compiler.is_exporting()
+        or device.type != "cuda"
+        or torch.version.cuda is None
+        or find_spec("triton") is None
+    ):
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    import_module("regard.nn.window_kernel")
+    return True
 
 
 def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -105,6 +151,8 @@ class _Scoring(NamedTuple):
 def _limits(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor | None:
     """Mask, bias and causal mask as one tensor: bool (true: allowed) without a bias, else a term of the scores."""
     mask, bias = scoring.mask, scoring.bias
+    if bias is not None:
+        bias = bias.to(q.dtype)  # before anything repeats
     if scoring.causal:
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask = past if mask is None else mask & past
@@ -126,7 +174,7 @@ def _softmax(q: Tensor, k: Tensor, scoring: _Scoring) -> Tensor:
     if limits is not None and limits.dtype == torch.bool:
         scores = scores.masked_fill(~limits, float("-inf"))
     elif limits is not None:
-        scores = scores + limits.to(scores.dtype)
+        scores = scores + limits
     if scoring.joint:
         heads = scores.shape[-3]
         scores = scores.movedim(-3, -2).flatten(-2)  # (…, Q, H · K)

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.nn.attention import attend_windows, fuses_windows
 from regard.nn.blocks import BlockConfig, EncoderBlock
 from regard.nn.multihead import MultiHeadAttention
+
+
+def pad_to_multiple(x: Tensor, window: tuple[int, ...]) -> Tensor:
+    """(B, *grid, C) with zeros at the end of each axis, up to a multiple of the window."""
+    short = [-side % each for side, each in zip(x.shape[1:-1], window, strict=True)]
+    return F.pad(x, [0, 0, *(n for after in reversed(short) for n in (0, after))]) if any(short) else x
 
 
 def to_windows(x: Tensor, window: tuple[int, ...], shift: tuple[int, ...]) -> Tensor:
@@ -24,9 +31,7 @@ def to_windows(x: Tensor, window: tuple[int, ...], shift: tuple[int, ...]) -> Te
     [[[3], [4], [5], [6]], [[0], [0], [1], [2]]]
     """
     dims = len(window)
-    short = [-side % each for side, each in zip(x.shape[1:-1], window, strict=True)]
-    if any(short):
-        x = F.pad(x, [0, 0, *(n for after in reversed(short) for n in (0, after))])
+    x = pad_to_multiple(x, window)
     if any(shift):
         x = x.roll([-n for n in shift], dims=tuple(range(1, 1 + dims)))
     parts = [n for side, each in zip(x.shape[1:-1], window, strict=True) for n in (side // each, each)]
@@ -120,8 +125,15 @@ class WindowAttention(MultiHeadAttention):
         self.positions = RelativePositions(window, heads)
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Tokens of windows (B · W, M, C) in and out."""
-        return self.attend_projected(*self.project(x), mask=windows.mask, bias=self.positions(windows.rows))
+        """Tokens on their grid (B, *grid, C) in and out. Padding is zero before the projections, and attended to."""
+        grid, window, shift = tuple(x.shape[1:-1]), windows.window, windows.shift
+        bias = self.positions(windows.rows)
+        if fuses_windows(x, window, self.parts[0] // self.heads):
+            qkv = self.qkv(pad_to_multiple(x, window))
+            mixed = attend_windows(qkv, bias[0], self.heads, window, shift)
+            return self.out(mixed[(slice(None), *(slice(side) for side in grid))])
+        mixed = self.attend_projected(*self.project(to_windows(x, window, shift)), mask=windows.mask, bias=bias)
+        return from_windows(mixed, grid, window, shift)
 
 
 @dataclass(frozen=True)
@@ -139,9 +151,7 @@ class WindowBlock(EncoderBlock):
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Tokens on their grid (B, *grid, C) in and out."""
-        grid, window, shift = tuple(x.shape[1:-1]), windows.window, windows.shift
-        mixed = self.attention(to_windows(self.norm1(x), window, shift), windows)
-        x = x + self._branch(self.scale1, from_windows(mixed, grid, window, shift))
+        x = x + self._branch(self.scale1, self.attention(self.norm1(x), windows))
         return x + self._branch(self.scale2, self.mlp(self.norm2(x)))
 
 
@@ -151,9 +161,7 @@ def merge_neighbours(x: Tensor) -> Tensor:
     The first axis varies fastest, as in the authors' code: (0, 0), (1, 0), (0, 1), (1, 1).
     """
     dims = x.ndim - 2
-    odd = [side % 2 for side in x.shape[1:-1]]
-    if any(odd):
-        x = F.pad(x, [0, 0, *(n for after in reversed(odd) for n in (0, after))])
+    x = pad_to_multiple(x, (2,) * dims)
     x = x.reshape(x.shape[0], *(n for side in x.shape[1:-1] for n in (side // 2, 2)), x.shape[-1])
     order = [0, *range(1, 1 + 2 * dims, 2), *reversed(range(2, 2 + 2 * dims, 2)), 1 + 2 * dims]
     return x.permute(order).flatten(-1 - dims)

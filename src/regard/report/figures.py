@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.drawing import BLUE, GREEN, GREY, INK, ORANGE, canvas, colour_bar, dress, shorten, style, to_svg
+from regard.drawing import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, canvas, colour_bar, dress, shorten, style, to_svg
 
 
 def name_curves(ax: Any, *names: tuple[str, str]) -> None:
@@ -16,15 +16,21 @@ def name_curves(ax: Any, *names: tuple[str, str]) -> None:
 
 
 @style()
-def curves(rows: list[dict[str, str]], best_epoch: int | None) -> str:
-    """Loss and validation accuracy against epochs."""
+def curves(
+    rows: list[dict[str, str]],
+    best_epoch: int | None,
+    measure: str = "accuracy",
+    loss: str = "loss (nats)",
+    train: str = "train (augmented, smoothed)",
+) -> str:
+    """Loss and a share measured on validation data, against epochs."""
     figure = canvas(8.4, 3.0)
     left, right = figure.subplots(1, 2)
-    epochs = _losses(left, rows, "loss (nats)")
-    name_curves(left, ("train (augmented, smoothed)", BLUE), ("validation", ORANGE))
-    accuracy = [100 * float(row["val_accuracy"]) for row in rows]
+    epochs = _losses(left, rows, loss)
+    name_curves(left, (train, BLUE), ("validation", ORANGE))
+    accuracy = [100 * float(row[f"val_{measure.lower()}"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
-    dress(right, "epoch", "validation accuracy (%)")
+    dress(right, "epoch", f"validation {measure} (%)")
     right.xaxis.get_major_locator().set_params(integer=True)
     right.set_ylim(top=min(right.get_ylim()[1], 100.5))
     if best_epoch:
@@ -136,6 +142,29 @@ def recalls(per_class: dict[str, Any]) -> str:
     ax.set_yticks(range(len(names)), [shorten(name, 16) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     dress(ax, "recall (%), 95 % interval", "class")
+    return to_svg(figure)
+
+
+@style()
+def precision_recall(curves: list[list[float | None]], names: list[str], most: int = 7) -> str:
+    """Precision against recall: the mean over classes, and the classes where there are few."""
+    figure = canvas(5.6, 3.6)
+    ax = figure.subplots()
+    values = np.array(curves, dtype=float)  # None becomes NaN
+    there = [(name, row) for name, row in zip(names, values, strict=True) if not np.isnan(row).any()]
+    recall = np.linspace(0, 100, values.shape[1])
+    shown = there if len(there) <= most else []
+    for (_, row), colour in zip(shown, COLOURS, strict=False):
+        ax.plot(recall, 100 * row, color=colour, linewidth=1.2)
+    lines = [(shorten(name, 24), colour) for (name, _), colour in zip(shown, COLOURS, strict=False)]
+    if len(there) > 1:
+        ax.plot(recall, 100 * np.mean([row for _, row in there], axis=0), color=INK, linewidth=2)
+        lines.append(("mean over classes", INK))
+    ax.set_xlim(0, 101)
+    ax.set_ylim(0, 103)
+    dress(ax, "recall (%)", "precision (%)")
+    for number, (label, colour) in enumerate(lines):
+        ax.text(1.02, 0.98 - 0.08 * number, label, transform=ax.transAxes, va="top", color=colour)
     return to_svg(figure)
 
 

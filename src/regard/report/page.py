@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from regard.console import quoted
 from regard.errors import RunError, counted
 from regard.report.attention_explorer import scripts
 from regard.settings import RunConfig
@@ -15,15 +16,16 @@ from regard.task import Page
 from regard.weights import Run, write_text
 
 
-def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any) -> None:
-    """Draw the figures, then write model_card.md and report.html."""
+def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any, command: str) -> None:
+    """Draw the figures, then write model_card.md and report.html; `command` is the one that trains such runs."""
     data, summary = run.read_json("data.json"), run.read_json("summary.json")
     try:
         page: Page = task.page(run, config, data, summary)
         stored = run.read_json("config.json")
         where, defaults = str(stored["data"]), str(stored.get("why", ""))
         card = _card(run, where, config, data, summary, page) if page.limits else ""
-        html = _page(run, where, config, origins, data, summary, page, defaults)
+        again = f"regard {command} {reproducing(where, config, origins)}"
+        html = _page(run, where, config, origins, data, summary, page, defaults, again)
     except (TypeError, ValueError, LookupError, AttributeError) as error:  # a file of the run is not as it was written
         what = f"the run's files are damaged: {type(error).__name__}: {error}"
         raise RunError(what, where=run.path, do="copy the run again, or train anew") from error
@@ -33,8 +35,9 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
 
 
 def _page(
-    run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page, defaults: str
-) -> str:
+    run: Run, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, page: Page,
+    defaults: str, again: str,
+) -> str:  # fmt: skip
     environment = {name: value and str(value) for name, value in run.read_json("environment.json").items()}
     settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
     chosen = [row for row in settings if row[2] != "default"]
@@ -64,7 +67,7 @@ def _page(
         f"<p>Defaults {escape(defaults)}.</p>" if defaults else "",
         table(("setting", "value", "from"), chosen),
         f"<details><summary>{len(rest)} defaults</summary>{table(('setting', 'value', 'from'), rest)}</details>",
-        f"<h2>To reproduce</h2><pre>{escape(_command(run))}</pre>",
+        f"<h2>To reproduce</h2><pre>{escape(again)}</pre>",
         f"<p>regard {escape(environment['regard'])}, torch {escape(environment['torch'])}, "
         f"Python {escape(environment['python'])}, {escape(environment['platform'])}.</p>",
     ]  # fmt: skip
@@ -116,6 +119,25 @@ def markdown(text: Any) -> str:
     """
     line = escape(" ".join(str(text).split()), quote=False)
     return "".join(f"\\{c}" if c in "\\`|[]" else c for c in line if c.isprintable() or c == "\N{NO-BREAK SPACE}")
+
+
+def reproducing(data: str, config: RunConfig, origins: dict[str, Any]) -> str:
+    """Data and flags that make a run of the same settings in a new folder, also on a faster or larger machine.
+
+    What was fitted to this machine is given as the number that it came to.
+    """
+    fitted = {"epochs": config.optim.minutes is not None, "batch_size": origins.get("batch_size") == "auto"}
+    words = [data]
+    for name, value in config.flat().items():
+        said = fitted.get(name) or (origins.get(name) == "flag" and name not in ("out", "minutes"))
+        flag = name.replace("_", "-")
+        if not said or value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else (value,))]
+    return " ".join(map(quoted, words))
 
 
 def _command(run: Run) -> str:

@@ -312,7 +312,7 @@ def _leaked(task: Task, part: str) -> set[int]:
 def report(run: Run) -> None:
     """Draw a run's figures and write its report from the files of its folder."""
     _, entry, config, origins = read_config(run)
-    write_report(run, config, origins, entry.load())
+    write_report(run, config, origins, entry.load(), entry.command)
 
 
 class Timing(NamedTuple):
@@ -332,11 +332,12 @@ def measure(task: Task, progress: Progress) -> Timing:
     validation = task.loader("val", limit=few)
     training = make_training(task, validation, NullWriter(), progress, ALONE)
     training.history.epoch = optim.epochs  # the first ones may be of low resolution
-    batches, times, loss = training.batches(), list[float](), 0.0
+    batches, times, loss, validated = training.batches(), list[float](), 0.0, 0.0
     task.model.train()
     training.step.set_lr(0.0)
     try:
-        while len(times) < 3 or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
+        least = 12 if task.device.type == "cuda" else 3  # there, the first four compile and record
+        while len(times) < least or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
             begun = time.monotonic()
             some = list(itertools.islice(batches, optim.accumulate))
             if not some:
@@ -344,13 +345,15 @@ def measure(task: Task, progress: Progress) -> Timing:
             value = float(training.step.train_step(some)[0]) / len(some)
             loss = loss or value
             times.append(time.monotonic() - begun)
-        begun = time.monotonic()
-        training.evaluate(task.model, lambda *_: None)
-        validated = (time.monotonic() - begun) * -(-samples // few)
+        for _ in range(1 + (task.device.type == "cuda")):  # there, the first time chooses kernels
+            begun = time.monotonic()
+            training.figures(lambda *_: None)
+            validated = (time.monotonic() - begun) * samples / few
     finally:
         training.feed.close()
         validation.close()
-    return Timing(times[0], sum(times[1:]) / max(1, len(times) - 1), validated, loss, training.steps)
+    later = times[max(1, len(times) // 2) :] or times
+    return Timing(times[0], sum(later) / len(later), validated, loss, training.steps)
 
 
 def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
@@ -379,6 +382,7 @@ def rehearse(task: Task, progress: Progress) -> str:
         ("task", task.name),
         ("parameters", f"{task.parameters:,}"),
         (word, ", ".join(f"{name} {job.splits.count(name):,}" for name in dict.fromkeys(named))),
+        *task.plan_rows(),
         ("steps", f"{timing.steps:,} of {task.step_words}"),
         ("first loss", f"{timing.loss:.3f}"),
         ("time per step", f"{timing.step * 1000:.0f} ms (the first one {timing.first:.1f} s)"),

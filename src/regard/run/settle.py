@@ -44,7 +44,7 @@ def settle(
     The user's settings win over the shape of the weights that the run starts from, that over the recipe, the recipe
     over the defaults; what is still open comes from the data and the machine.
     """
-    shape = start.shape if start else {}
+    shape = {name: value for name, value in start.shape.items() if name not in entry.config.not_shape} if start else {}
     settings = {name: value for name, value in settings.items() if value is not None or name not in shape}
     gpu = pick_device(settings.get("device") or "auto") != "cpu"
     choice = task.choose(dataset, start, settings, gpu)

@@ -51,7 +51,10 @@ class Entry:
 
 TASKS = (
     Entry("translation", public_weights=True),
+    Entry("survival"),
     Entry("regression"),
+    Entry("panoptic"),
+    Entry("detection", public_weights=True),
     Entry("classification", public_weights=True),
     Entry("pretraining", command="pretrain"),
 )

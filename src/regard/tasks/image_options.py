@@ -36,7 +36,9 @@ class ImageExplainOptions(Group):
     checks: Literal["all", "none"] = setting("all", "none: the map alone, without its scores (most of the time).")
     target: str | None = setting(None, "Class or column to explain. Default: the predicted one.")
     mask: str | None = setting(None, "Picture as large as the input, not zero where the cause is known to lie.")
-    box: tuple[int, ...] | None = setting(None, "The same as a box in pixels: top, left, bottom, right.")
+    box: tuple[int, ...] | None = setting(
+        None, "The same as a box in pixels: top, left, bottom, right. Of a detector: number of its box, from 0."
+    )
     layer: int | None = setting(None, "attention: which layer, from 0; -1 is the last.")
     head: int | None = setting(None, "attention: which head. Default: the mean over heads.")
     identity: bool = setting(True, "rollout: count residual connections (Abnar & Zuidema); --no-identity: ViT, D.8.")

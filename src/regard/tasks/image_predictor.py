@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.console import Progress, columns
+from regard.console import Progress, columns, rounded_time
 from regard.data import (
     checked,
     find_images,
@@ -21,7 +21,10 @@ from regard.data import (
     to_float,
     to_tensor,
 )
-from regard.errors import DataError, counted, refuse_failed
+from regard.data.volumes import Prepared, ScanFrame, Subject, is_nifti
+from regard.data.volumes.inputs import as_subject, find_subjects, prepared_array, read_scan_mask
+from regard.data.volumes.reader import read_prepared
+from regard.errors import ConfigError, DataError, counted, refuse_failed
 from regard.explain import (
     DEFAULT,
     Explanation,
@@ -33,6 +36,7 @@ from regard.explain import (
     random_twins,
     visualise,
 )
+from regard.explain.cost import Passes, pass_seconds, passes
 from regard.explain.draw import draw_pages
 from regard.explain.explanation import Checks
 from regard.explain.visualise import STEPS
@@ -43,6 +47,8 @@ from regard.weights import Checkpoint, open_weights
 
 PHOTO_SIDE = {2: 512, 3: 128}
 """Most pixels on a side of a picture or volume that is kept beside its map."""
+LONG_SECONDS = 10.0
+"""Explanations that take longer are announced."""
 
 Image = Any
 """A path, a Pillow image, or pixels as array or tensor: uint8, or floating point in 0..1.
@@ -51,8 +57,11 @@ Pixels are (channels, *size) or (*size, channels) with 1 or 3 channels, or (*siz
 """
 
 
-class ImagePredictor:
-    """A trained model of images: images in, predictions and explanations out."""
+class PicturePredictor:
+    """A trained model of images: images in, predictions out."""
+
+    predicts: ClassVar[str] = "classes"
+    """What its networks predict."""
 
     has_head: ClassVar[bool] = True
     """Whether it is used: one that was not trained is then reported."""
@@ -76,45 +85,26 @@ class ImagePredictor:
     @classmethod
     def open(cls, path: str | Path, device: torch.device, progress: Progress, options: LoadOptions) -> Any:
         """From a run folder (its best weights) or a weights file of any known format."""
-        checkpoint, report = open_weights(path, predicts="classes", **options.fields())
+        checkpoint, report = open_weights(path, predicts=cls.predicts, **options.fields())
         for line in report.lines() if report.format != "regard" or (cls.has_head and report.untrained) else ():
             progress.say(line)
         predictor = cls(checkpoint, device)
         predictor.max_megapixels = options.max_megapixels
         return predictor
 
-    # What a task decides.
-
     def require_answers(self) -> None:
         """An error if there is nothing to predict."""
-
-    def answers(self, output: Any) -> Tensor:
-        """What is predicted, (B, outputs)."""
-        raise NotImplementedError
-
-    def scores(self, output: Any) -> Tensor:
-        """What is explained, (B, outputs)."""
-        return output.logits.float()
-
-    def watched(self, output: Any) -> Tensor:
-        """What the checks of an explanation watch, (B, outputs)."""
-        return self.answers(output)
-
-    def prediction(self, name: str, answer: Tensor) -> Any:
-        raise NotImplementedError
-
-    def target_number(self, target: str | None, answer: Tensor) -> int:
-        """Which output is explained."""
-        raise NotImplementedError
-
-    # The same for all.
 
     def data_settings(self, data: str | Path) -> dict[str, Any]:
         return {}
 
-    def prepare(self, image: Image) -> Tensor:
-        """The network's input for an image, (1, channels, *size): fitted and normalised, on its device."""
-        return self.preparation(self._read(image)[1]).to(self.device)
+    def prepared(self, pixels: Tensor) -> Any:
+        """What a batch is made of, from decoded pixels."""
+        raise NotImplementedError
+
+    def answered(self, waiting: Sequence[tuple[str, Any]]) -> Iterator[Any]:
+        """The predictions for some images, by name and as `prepared`."""
+        raise NotImplementedError
 
     def predict(self, image: Image) -> Any:
         """The prediction for one image: a path, a Pillow image, or pixels (height, width, 3)."""
@@ -129,111 +119,24 @@ class ImagePredictor:
         An image that cannot be read is an error; given a list `failed`, the error goes there and the rest continues.
         """
         self.require_answers()
-        waiting: list[tuple[str, Tensor]] = []
-
-        def answer() -> Iterator[Any]:
-            x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
-            rows = self.answers(self.model(x, class_token_only=True)).cpu()
-            for (name, _), row in zip(waiting, rows, strict=True):
-                yield self.prediction(name, row)
-            waiting.clear()
-
+        waiting: list[tuple[str, Any]] = []
         for image in images:
             try:
                 name, pixels = self._read(image)
-                waiting.append((name, self.preparation(pixels)))
+                waiting.append((name, self.prepared(pixels)))
             except DataError as error:
                 if failed is None:
                     raise
                 failed.append(error)
             if len(waiting) == batch_size:
-                yield from answer()
+                yield from self.answered(waiting)
+                waiting = []
         if waiting:
-            yield from answer()
+            yield from self.answered(waiting)
 
-    @torch.inference_mode(False)
-    def explain(
-        self,
-        image: Image,
-        method: str = DEFAULT,
-        target: str | None = None,
-        *,
-        mask: Any = None,
-        checks: Checks = "all",
-        say: Callable[[str], None] = lambda text: None,
-        **options: Any,
-    ) -> Explanation:
-        """Why: a map over the image and its scores. `target` is the output to explain, the predicted one if not said.
-
-        `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
-        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it. `checks="none"`
-        leaves out the scores, which take most of the time. `say` is told how far it has come.
-        """
-        self.require_answers()
-        check_method(method, options, self.model)
-        name, pixels = self._read(image)
-        picture = self.preparation.picture(pixels)
-        region = None if mask is None else self.preparation.region(read_mask(mask, tuple(pixels.shape[1:])))
-        x = self.preparation.normalised(picture[None]).to(self.device)
-        if checks == "all":
-            self.random_models = self.random_models or random_twins(self.model)
-        with torch.inference_mode():
-            answer = self.answers(self.model(x, class_token_only=True))[0].cpu()
-        number = self.target_number(target, answer)
-        return explain(
-            self.model, x, picture, prediction=self.prediction(name, answer), target=self.classes[number],
-            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
-            method=method, checks=checks, mask=region, frame=self.preparation.frame(tuple(pixels.shape[1:])),
-            photo=small(pixels), twins=self.random_models, say=say, **options,
-        )  # fmt: skip
-
-    def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
-        """What the network has learnt: filters, positions and, on images, attention distance and token norms.
-
-        `registers` adds that many test-time registers and measures the norms again, where there are outliers.
-        """
-        images = find_images([str(images)]) if isinstance(images, str | Path) else images
-        pictures = [self.preparation.picture(self._read(image)[1]) for image in images]
-        with Progress(quiet).bar("inspecting", len(pictures)) as tick:
-            together = torch.stack(pictures) if pictures else None
-            return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
-
-    @torch.inference_mode(False)
-    def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
-        """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
-        mean, std = self.preparation.mean, self.preparation.std
-        wanted = {"steps": STEPS, "target": target} | wanted
-        with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
-            return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
-
-    # For the command line.
-
-    def inputs(self, words: Sequence[str]) -> list[Path]:
+    def inputs(self, words: Sequence[str]) -> Sequence[Image]:
         """Files, folders or globs."""
         return find_images(words)
-
-    def explain_inputs(
-        self, words: Sequence[str], out: Path, *, box: tuple[int, ...] | None = None, mask: Any = None,
-        quiet: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
-        """Pages of pictures, and a table with the scores of each map."""
-        made, failed, paths, progress = list[Explanation](), list[DataError](), self.inputs(words), Progress(quiet)
-        checks = "checks of each map, which take most of the time (--checks none leaves them out)"
-        unchecked = options.get("checks") == "none"
-        progress.say(
-            f"{counted(len(paths), 'images')}: {options.get('method', DEFAULT)}, {'no checks' if unchecked else checks}"
-        )
-        with progress.bar("explaining", len(paths)) as tick:
-            for number, path in enumerate(paths):
-                try:
-                    say = partial(tick, number)
-                    made.append(self.explain(path, mask=mask or box, say=say, **options))
-                except DataError as error:
-                    failed.append(error)
-                tick(number + 1)
-        if made:
-            print(*draw_pages(made, out), columns(*explanation_table(made)), sep="\n")
-        refuse_failed(failed)
 
     def _read(self, image: Image) -> tuple[str, Tensor]:
         if isinstance(image, str | Path):
@@ -267,6 +170,184 @@ class ImagePredictor:
         return pixels
 
 
+class ImagePredictor(PicturePredictor):
+    """A trained model of images: images in, predictions and explanations out."""
+
+    # What a task decides.
+
+    def answers(self, output: Any) -> Tensor:
+        """What is predicted, (B, outputs)."""
+        raise NotImplementedError
+
+    def scores(self, output: Any) -> Tensor:
+        """What is explained, (B, outputs)."""
+        return output.logits.float()
+
+    def watched(self, output: Any) -> Tensor:
+        """What the checks of an explanation watch, (B, outputs)."""
+        return self.answers(output)
+
+    def prediction(self, name: str, answer: Tensor) -> Any:
+        raise NotImplementedError
+
+    def target_number(self, target: str | None, answer: Tensor) -> int:
+        """Which output is explained."""
+        raise NotImplementedError
+
+    # The same for all.
+
+    def data_settings(self, data: str | Path) -> dict[str, Any]:
+        """Scans are prepared as the model's own were, whatever this data's own spacing and size."""
+        prepared = self.preparation
+        return prepared.reading() | ({"size": prepared.size} if prepared.scans else {})
+
+    def prepare(self, image: Image) -> Tensor:
+        """The network's input for an image, (1, channels, *size): fitted and normalised, on its device."""
+        return self.preparation(self._read(image)[1]).to(self.device)
+
+    def prepared(self, pixels: Tensor) -> Tensor:
+        return self.preparation(pixels)
+
+    def answered(self, waiting: Sequence[tuple[str, Tensor]]) -> Iterator[Any]:
+        x = torch.cat([prepared for _, prepared in waiting]).to(self.device)
+        rows = self.answers(self.model(x, class_token_only=True)).cpu()
+        for (name, _), row in zip(waiting, rows, strict=True):
+            yield self.prediction(name, row)
+
+    @torch.inference_mode(False)
+    def explain(
+        self,
+        image: Image,
+        method: str = DEFAULT,
+        target: str | None = None,
+        *,
+        mask: Any = None,
+        checks: Checks = "all",
+        say: Callable[[str], None] = lambda text: None,
+        **options: Any,
+    ) -> Explanation:
+        """Why: a map over the image and its scores. `target` is the output to explain, the predicted one if not said.
+
+        `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
+        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it. `checks="none"`
+        leaves out the scores, which take most of the time. `say` is told how far it has come.
+        """
+        self.require_answers()
+        check_method(method, options, self.model)
+        name, pixels, scan = self._read_placed(image)
+        picture, size = self.preparation.picture(pixels), tuple(pixels.shape[1:])
+        region = None
+        if mask is not None:
+            inside = read_mask(mask, size) if scan is None else read_scan_mask(mask, scan)
+            region = self.preparation.region(inside, scan)
+        x = self.preparation.normalised(picture[None]).to(self.device)
+        if checks == "all":
+            self.random_models = self.random_models or random_twins(self.model)
+        with torch.inference_mode():
+            answer = self.answers(self.model(x, class_token_only=True))[0].cpu()
+        number = self.target_number(target, answer)
+        return explain(
+            self.model, x, self.preparation.display(picture), prediction=self.prediction(name, answer),
+            target=self.classes[number],
+            score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
+            method=method, checks=checks, mask=region, scan=scan, twins=self.random_models, say=say,
+            frame=None if self.preparation.scans else self.preparation.frame(size),
+            photo=None if self.preparation.scans else small(pixels), **options,
+        )  # fmt: skip
+
+    def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
+        """What the network has learnt: filters, positions and, on images, attention distance and token norms.
+
+        `registers` adds that many test-time registers and measures the norms again, where there are outliers.
+        """
+        images = self.inputs([str(images)]) if isinstance(images, str | Path) else images
+        pictures = [self.preparation.picture(self._read(image)[1]) for image in images]
+        with Progress(quiet).bar("inspecting", len(pictures)) as tick:
+            together = torch.stack(pictures) if pictures else None
+            return inspect_model(self.model, together, self.preparation.normalised, registers=registers, tick=tick)
+
+    @torch.inference_mode(False)
+    def visualise(self, target: str | None = None, *, quiet: bool = True, **wanted: Any) -> Visualisation:
+        """The input that most excites a class (`target`), a head (`layer`, `head`) or a token (`layer`, `token`)."""
+        mean, std = self.preparation.mean, self.preparation.std
+        wanted = {"steps": STEPS, "target": target} | wanted
+        with Progress(quiet).bar("visualising", wanted["steps"]) as tick:
+            return visualise(self.model, mean, std, self.classes, tick=tick, **wanted)
+
+    # For the command line.
+
+    def inputs(self, words: Sequence[str]) -> Sequence[Image]:
+        """Files, folders or globs; of scans, also tables and case folders."""
+        scans = self.preparation.scans
+        return find_subjects(words, scans) if scans else super().inputs(words)
+
+    def explain_inputs(
+        self, words: Sequence[str], out: Path, *, box: tuple[int, ...] | None = None, mask: Any = None,
+        quiet: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        """Pages of pictures, and a table with the scores of each map."""
+        if is_nifti(out) and not self.preparation.scans:
+            raise ConfigError(
+                "only maps of scans are written as NIfTI", where=out, do="end --out in .png, .svg or .pdf"
+            )
+        made, failed, paths, progress = list[Explanation](), list[DataError](), self.inputs(words), Progress(quiet)
+        method = options.get("method", DEFAULT)
+        its_own = {name: value for name, value in options.items() if name not in ("method", "target", "checks")}
+        self.require_answers()
+        check_method(method, its_own, self.model)
+        checks = "checks of each map, which take most of the time (--checks none leaves them out)"
+        unchecked = options.get("checks") == "none"
+        progress.say(f"{counted(len(paths), 'images')}: {method}, {'no checks' if unchecked else checks}")
+        if time := self._expected_time(len(paths), unchecked, passes(self.model, method, **its_own)):
+            progress.say(time)
+        with progress.bar("explaining", len(paths)) as tick:
+            for number, path in enumerate(paths):
+                try:
+                    say = partial(tick, number)
+                    made.append(self.explain(path, mask=mask or box, say=say, **options))
+                except DataError as error:
+                    failed.append(error)
+                tick(number + 1)
+        if made:
+            files = save_maps(made, out) if is_nifti(out) else draw_pages(made, out)
+            print(*files, columns(*explanation_table(made)), sep="\n")
+        refuse_failed(failed)
+
+    def _expected_time(self, images: int, unchecked: bool, needed: Passes) -> str:
+        """How long explanations will take on a CPU, where that is long; with and without their checks."""
+        if self.device.type != "cpu":
+            return ""
+        (least, most, checks), each = needed, pass_seconds(self.model)
+        if images * each * (least + (0 if unchecked else checks)) < LONG_SECONDS:
+            return ""
+
+        def told(least: float, most: float) -> str:
+            low, high = rounded_time(each * least), rounded_time(each * most)
+            return low if low == high else f"{low} to {high}"
+
+        bare = told(least, most)
+        if unchecked:
+            return f"about {bare} per image on this CPU"
+        return f"about {told(least + checks, most + checks)} per image on this CPU; --checks none: {bare}"
+
+    def _read_placed(self, image: Image) -> tuple[str, Tensor, ScanFrame | None]:
+        """Name and pixels of an image; of a scan, also where it lies in its file."""
+        plan = self.preparation.plan
+        if plan is None:
+            return *self._read(image), None
+        if isinstance(image, Tensor | np.ndarray):
+            return "volume", prepared_array(_to_tensor(image), plan), None
+        if not isinstance(image, Prepared):
+            subject = image if isinstance(image, Subject) else as_subject(image, plan.scans)
+            image = read_prepared(subject, plan, None, self.max_megapixels)
+        return image.name, image.pixels, image.frame
+
+    def _read(self, image: Image) -> tuple[str, Tensor]:
+        if self.preparation.scans:
+            return self._read_placed(image)[:2]
+        return super()._read(image)
+
+
 def _to_tensor(image: Tensor | np.ndarray) -> Tensor:
     if isinstance(image, Tensor):
         return image.detach().cpu()
@@ -281,6 +362,13 @@ def small(pixels: Tensor) -> Tensor:
     size = tuple(pixels.shape[1:])
     scale = min(1.0, PHOTO_SIDE.get(len(size), 512) / max(size))
     return to_float(fit(pixels, tuple(max(1, round(side * scale)) for side in size)))
+
+
+def save_maps(made: Sequence[Explanation], path: Path) -> list[Path]:
+    """Maps of scans as NIfTI: one file, or path-2, path-3, … for further ones."""
+    stem, ending = path.name[: path.name.lower().rindex(".nii")], path.name[path.name.lower().rindex(".nii") :]
+    names = [path, *(path.with_name(f"{stem}-{n}{ending}") for n in range(2, len(made) + 1))]
+    return [item.save(name) for item, name in zip(made, names, strict=True)]
 
 
 def explanation_table(made: Sequence[Explanation]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -34,6 +34,7 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
+from regard.data.volumes.reader import VolumeReader
 from regard.errors import ConfigError, counted
 from regard.explain import (
     Explanation,
@@ -57,6 +58,7 @@ from regard.tasks.small_data import (
     choose_model,
     choose_regularisation,
     choose_shape,
+    choose_size,
 )
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start
@@ -75,18 +77,29 @@ def read_images(
     labels: bool = True,
     how: ImageData | None = None,
     accept: Callable[[Source], None] = lambda source: None,
+    size: int | tuple[int, ...] | None = None,
 ) -> ImageDataset:
-    """Read every image once, saying what they are; `accept` may refuse the data before that."""
-    source = open_source(data, labels, how)
+    """Read every image once, saying what they are; `accept` may refuse the data before that.
+
+    `size` is that of volumes, if it is given.
+    """
+    source = open_source(data, labels, how, size)
     accept(source)
     for line in source.left_out:
         progress.say(f"left out: {line}")
     with progress.bar("reading", len(source.samples)) as tick:
         dataset = scan(source, lambda done, total: tick(done))
     dataset.path = str(data)
+    tell_plan(dataset, progress)
     if source.ignored:
         progress.say(f"not part of the data: {counted(len(source.ignored), 'files')} (`regard check` lists them)")
     return dataset
+
+
+def tell_plan(dataset: ImageDataset, progress: Progress) -> None:
+    """Say how volumes become inputs, and why."""
+    for line in dataset.source.survey.sentences() if dataset.source.survey else ():
+        progress.say(f"volumes: {line}")
 
 
 def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
@@ -106,6 +119,13 @@ def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, .
     if not held.get("patch") or not dataset.sizes:
         return None
     return choose_finetune_size(tuple(held["size"]), tuple(held["patch"]), dataset.sizes.most_common(1)[0][0])
+
+
+def default_workers() -> int:
+    """Loader processes: one fewer than cores, up to 16."""
+    # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
+    forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
+    return min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
 
 
 def refuse_labels(how: ImageData, do: str) -> None:
@@ -147,7 +167,7 @@ class ImageTask(Task):
         assert isinstance(how, ImageData)
         if not cls.labels:
             refuse_labels(how, "leave it out")
-        return read_images(data, progress, cls.labels, how)
+        return read_images(data, progress, cls.labels, how, size=config.model.fields().get("size"))
 
     @classmethod
     def stored_settings(cls, run: str | Path, data: str | Path) -> dict[str, Any]:
@@ -155,7 +175,7 @@ class ImageTask(Task):
         return folder.reading(data) if folder else {}
 
     @classmethod
-    def outputs(cls, dataset: Any) -> int:
+    def outputs(cls, dataset: Any, config: Any) -> int:
         """Number of outputs of the network's head."""
         return len(dataset.source.classes)
 
@@ -165,9 +185,10 @@ class ImageTask(Task):
         if not weights:
             return None
         fields = config.model.fields()
-        start = open_start(weights, cls.outputs(dataset), fields, model)
+        outputs, predicts = cls.outputs(dataset, config), config.predicts
+        start = open_start(weights, outputs, fields, model, predicts)
         size = None if "size" in fields else fitting_size(start.checkpoint.config, dataset)
-        return open_start(weights, cls.outputs(dataset), fields | {"size": size}, model) if size else start
+        return open_start(weights, outputs, fields | {"size": size}, model, predicts) if size else start
 
     @classmethod
     def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
@@ -194,6 +215,9 @@ class ImageTask(Task):
         values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
         if "model" not in asked and known.small and len(dataset.sizes) == 1:
             values["size"] = known.size
+        if usual := choose_size(model, known):
+            fits = len(dataset.sizes) == 1 and all(side <= most for side, most in zip(known.size, usual, strict=True))
+            values["size"] = known.size if fits else usual
         values = {name: value for name, value in values.items() if name not in asked}
         stem = " with a residual stem" if values.get("stem") else ""
         length = f", {values['epochs']} epochs" if "epochs" in values else ""
@@ -219,30 +243,33 @@ class ImageTask(Task):
             wanted = "weights of a model" if config.flat().get("weights") else "a --model"
             what = f"{model} takes inputs with {len(own)} axes and the data has {axes}"
             raise ConfigError(what, do=f"choose {wanted} for {kind}")
-        one_size = len(sizes) == 1 and all(side <= most for side, most in zip(sizes[0], own, strict=True))
+        given = {name: value for name, value in config.model.fields().items() if name in ("size", "patch")}
+        room = zip(registry.configure(model, **given).smallest, sizes[0], own, strict=True)
+        one_size = len(sizes) == 1 and all(least <= side <= most for least, side, most in room)
         crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
         cropped = (config.augment.crop or crop) in CROPS
         # A few small pictures are cropped sooner than a process starts.
         few_small = len(dataset) <= FEW and max(map(max, dataset.sizes)) <= SMALL_SIDE
         in_memory = bool(dataset.cache) and (not cropped or few_small)
-        # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
-        forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork") and sys.platform == "linux"
-        workers = min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
         return {
-            "size": sizes[0] if one_size else own,
+            "size": sizes[0] if one_size or dataset.source.survey else own,
             "channels": dataset.channels,
             "crop": crop,
             "flip": dataset.channels == 3 and axes == 2,
-            "workers": 0 if in_memory else workers,
+            "workers": 0 if in_memory else default_workers(),
         }
 
-    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+    def check_augmentation(self) -> None:
+        """An error for a setting of it that would have no effect."""
         augment, origins = self.config.augment, self.job.origins
         if origins.get("strength") == "flag" and augment.policy != "rand":
             raise ConfigError("strength is of RandAugment only", do="give --policy rand, or leave --strength out")
         if origins.get("mixup_off") == "flag" and augment.mixup_off and not (augment.mixup or augment.cutmix):
             what = "mixup_off leaves out mixup and CutMix, and there are none"
             raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
+
+    def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
+        self.check_augmentation()
         if self.job.start:
             for line in self.job.start.report.lines():
                 progress.say(line)
@@ -251,12 +278,18 @@ class ImageTask(Task):
         network = self._network(about)
         size, channels = network.config.size, network.config.channels
         self.images = Images(self.dataset, size, channels)
+        plan = self.dataset.source.survey.plan if self.dataset.source.survey else None
+        if plan and tuple(size) != plan.size:
+            given = " ".join(map(str, size))
+            what = f"the network takes inputs of {given}, and the volumes were prepared as {plan.size}"
+            raise ConfigError(what, do=f"give --size {given}")
         if about:
             self.preparation = make(Preparation, about["preparation"])
         elif self.job.start:
-            self.preparation = self.job.start.checkpoint.preparation
+            self.preparation = self.job.start.checkpoint.preparation.following(plan)
         else:
-            self.preparation = Preparation(size, channels, *statistics(self.images, self.job.part("train")))
+            numbers = statistics(self.images, self.job.part("train"))
+            self.preparation = Preparation(size, channels, *numbers).following(plan)
         return self.assemble(network)
 
     def _network(self, about: dict[str, Any] | None) -> Network:
@@ -265,7 +298,8 @@ class ImageTask(Task):
         if about:
             return registry.build(model.model, **about["model"])
         if self.job.start is None:
-            return registry.build(model.model, classes=self.outputs(self.dataset), **model.fields())
+            outputs = self.outputs(self.dataset, self.config)
+            return registry.build(model.model, classes=outputs, **model.fields())
         return self.job.start.with_rates(model.fields()).build()
 
     def assemble(self, network: Network) -> Any:
@@ -353,6 +387,10 @@ class ImageTask(Task):
     def write(self, run: Run, progress: Progress) -> None:
         if any(fit_loses(shape, self.images.size) for shape in self.dataset.sizes):
             progress.say(f"images of other proportions than {self.images.size} are cut at the centre, not stretched")
+        self.write_transfer(run, progress)
+
+    def write_transfer(self, run: Run, progress: Progress) -> None:
+        """Where the weights come from, and whether they have seen the tested images."""
         if self.job.start:
             tested, trained = self.tests[0], sum(p.numel() for p in self.model.parameters() if p.requires_grad)
             folder = find_run(self.config.transfer.weights)
@@ -362,6 +400,11 @@ class ImageTask(Task):
                 progress.say(f"warning: the weights come from a run that has seen {seen} of the images of {tested}")
             facts = self.job.start.to_json() | {"parameters_trained": trained, f"seen_in_{tested}": seen}
             run.write_json("transfer.json", facts)
+
+    def plan_rows(self) -> list[tuple[str, str]]:
+        """Of volumes: the fingerprint of the data and what was chosen from it."""
+        survey = self.dataset.source.survey
+        return survey.rows() if survey else []
 
     @property
     def input_words(self) -> str:
@@ -402,15 +445,21 @@ def explain_images(
     with progress.bar("explaining", len(samples)) as tick:
         for place, (number, key, truth) in enumerate(samples, start=1):
             say = partial(tick, place - 1)
-            pixels = images.source.read(number)[0]  # the file's own: the predictor fits them, and draws on them
-            done.append([predictor.explain(pixels, method=method, say=say).about(key, truth) for method in methods])
+            image = _explained(images.source, number)
+            done.append([predictor.explain(image, method=method, say=say).about(key, truth) for method in methods])
             draw(done[-1], run.path / "explain" / f"{place:02d}.png")
-            x = predictor.preparation(pixels).to(predictor.device)
+            x = predictor.prepare(image)
             if attends(predictor.model):
                 room -= keep_attention(run, place, predictor.model, x, _explored(done[-1][0]), room)
             tick(place)
     if done:
         run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
+
+
+def _explained(source: Source, number: int) -> Any:
+    """The file's own pixels, which the predictor fits and draws on; of a scan, its input and where that lies."""
+    reader = source.reader
+    return reader.prepared(number) if isinstance(reader, VolumeReader) else source.read(number)[0]
 
 
 def _explored(item: Explanation) -> Tensor:

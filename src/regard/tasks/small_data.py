@@ -106,6 +106,18 @@ def choose_finetune_size(
     return tuple(-(-side // each) * each for each in patch)
 
 
+def choose_size(model: str, facts: Facts) -> tuple[int, ...] | None:
+    """Of a ResNet made for small pictures and named for photographs: what the default network sees; else None.
+
+    >>> [choose_size("resnet_nano", Facts(1_700, size, gpu=False)) for size in ((208, 277), (32, 32))]
+    [(128, 128), None]
+    """
+    own, usual = registry.find(model), registry.find(choose_model(facts)).size
+    if own.family != "resnet" or facts.small or len(usual) != 2 or max(own.size) >= max(usual):
+        return None
+    return usual
+
+
 def choose_shape(model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Of a ViT from scratch: a residual stem, positions by convolution and rotation, mean pooling; else nothing.
 

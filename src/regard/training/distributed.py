@@ -127,6 +127,33 @@ def no_sync(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return model.no_sync() if not last and hasattr(model, "no_sync") else nullcontext()  # pyright: ignore
 
 
+class _GatherRows(torch.autograd.Function):
+    """Rows of all processes; the gradient of a process's own rows is summed over all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, rank: int, ranks: int) -> Tensor:
+        ctx.rank, ctx.count = rank, len(rows)
+        parts = [torch.empty_like(rows) for _ in range(ranks)]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total[ctx.rank * ctx.count : (ctx.rank + 1) * ctx.count], None, None
+
+
+def gather_rows(rows: Tensor, most: int, world: World) -> Tensor:
+    """The rows (n, columns) of all processes, up to `most` of each, the rest zeros: (ranks × most, columns).
+
+    Gradients flow back to the process that a row came from. If every process computes the same loss of all rows,
+    weighted by its share of the batch, its gradients are those of the loss.
+    """
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, most - len(rows)))
+    return _GatherRows.apply(padded, world.rank, world.size)  # pyright: ignore[reportReturnType]
+
+
 def unshard(tensor: Tensor) -> Tensor:
     """The full tensor, if it is sharded; all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -26,8 +26,9 @@ class Gradients:
         self.wrapped = wrap_ddp_or_fsdp(model, world, device, shard)
         optim, transfer = config.optim, getattr(config, "transfer", None)
         self.optimizers = make_optimizers(
-            model, optim.optimizer, optim.lr, optim.weight_decay, transfer.layer_decay if transfer else 1.0
-        )
+            model, optim.optimizer, optim.lr, optim.weight_decay,
+            getattr(transfer, "layer_decay", 1.0), getattr(transfer, "backbone_rate", None) or 1.0,
+        )  # fmt: skip
 
     def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -148,6 +148,10 @@ class Training:
             except DataError:  # comes between two steps, so what there is can be saved; by one process, not by some
                 self._save() if self.world.size == 1 else self._write_weights()
                 raise
+            except torch.AcceleratorError as error:  # what is in its memory is lost; what was saved is not
+                at = f"epoch {history.epoch}: {str(error).splitlines()[0]}"
+                do = "`regard resume` continues from the last save; CUDA_LAUNCH_BLOCKING=1 names the operation"
+                raise RunError(f"the device failed in {at}", do=do) from None
             except Exception as error:  # not KeyboardInterrupt: a second Ctrl-C stops at once
                 self._write_weights()
                 if is_out_of_memory(error):
@@ -224,8 +228,7 @@ class Training:
         """Validate at the end of an epoch."""
         history = self.history
         with self._averaged_weights():
-            with torch.compiler.set_stance("force_eager"), autocast(self.config, self.device):
-                figures = self.evaluate(self.model, self.check)
+            figures = self.figures(self.check)
             weights = {name: unshard(tensor.detach()).clone() for name, tensor in self.model.state_dict().items()}
         loss = self.world.sums([float(self.total)])[0] / history.batches
         history.seconds = time.monotonic() - self.began
@@ -250,6 +253,11 @@ class Training:
             history.best = row
             names.append("best")
         self.unwritten |= dict.fromkeys(names, weights)
+
+    def figures(self, check: Callable[..., None]) -> dict[str, float]:
+        """Figures of the validation samples, eagerly: other shapes than in training would be compiled again."""
+        with torch.compiler.set_stance("force_eager"), autocast(self.config, self.device):
+            return self.evaluate(self.model, check)
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:

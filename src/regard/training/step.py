@@ -54,6 +54,8 @@ class Step:
             most = max(map(len, batches))
             if self.world.size > 1 or self.pieces >= most or not self.objective.divisible:
                 do = "give a smaller batch with --accumulate, a smaller --size or model, or --checkpointing"
+                if not self.objective.divisible:
+                    do = "give --checkpointing, a smaller --size or model, or a smaller --batch-size: it is not divided"
                 if self.world.size > 1:
                     do += "; only one process alone repeats a step in smaller parts, several wait for each other in it"
                 raise RunError(f"out of memory at {most} samples per step: {error}", do=do) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,8 @@ from torch import Tensor
 from regard.config import make
 from regard.errors import ConfigError, RunError
 from regard.geometry import per_axis
-from regard.networks.detr.config import DETRConfig, configure
+from regard.networks.detr.config import MODERN, DETRConfig, configure
+from regard.networks.detr.modern import PRIOR
 from regard.networks.resnet.config import VARIANTS as RESNETS
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
@@ -235,7 +237,8 @@ def _size(opened: Opened, size: Any, notes: Notes) -> tuple[int, ...]:
 
 
 def adapt(state: dict[str, Tensor], config: DETRConfig, target: DETRConfig, notes: Notes) -> None:
-    """The first convolution for grey input, and batch norms that are fixed or not."""
+    """The first convolution for grey input, batch norms that are fixed or not, and what knows the classes."""
+    _adapt_classes(state, config, target, notes)
     if (config.channels, target.channels) == (3, 1):
         sum_over_colours(state, "backbone.root.weight", notes)
     if config.frozen_norms == target.frozen_norms:
@@ -249,10 +252,29 @@ def adapt(state: dict[str, Tensor], config: DETRConfig, target: DETRConfig, note
     notes.changed.append(f"the backbone's batch norms are {'fixed' if target.frozen_norms else 'trained'}")
 
 
+def _adapt_classes(state: dict[str, Tensor], config: DETRConfig, target: DETRConfig, notes: Notes) -> None:
+    """Beside the head, which the caller replaces: those of modern mode. A head of sigmoids begins with rare classes."""
+    others = {"proposals": "anchors.proposer.head", "denoising queries": "anchors.denoiser.labels"}
+    for what, name in others.items():
+        old = [key for key in state if key.startswith(f"{name}.")]
+        if not old or config.classes == target.classes:
+            continue
+        notes.leave(f"the file's classes of {what}", *(state[key] for key in old))
+        for key in old:
+            size = target.classes if what == "denoising queries" else target.logits
+            state[key] = torch.zeros(size, *state[key].shape[1:])
+    if target.classification != "softmax":
+        for name in ("head", others["proposals"]):
+            if f"{name}.weight" in state and not state[f"{name}.weight"].any():
+                state[f"{name}.bias"] = torch.full((target.logits,), -math.log((1 - PRIOR) / PRIOR))
+
+
 def write(weights: Mapping[str, Tensor], config: DETRConfig, to: str) -> Written:
     """Our tensors as `to` names them, with what else its files say."""
     if to not in ("hf", "detr"):
         raise ConfigError(f"{to} weights cannot represent a DETR", do="these can: hf, detr, regard")
+    if modern := [name for name in MODERN if getattr(config, name) != getattr(DETRConfig, name)]:
+        raise ConfigError(f"{to} weights cannot represent a DETR with {modern[0]}", do="keep it as regard")
     timm = _timm_name(config) if to == "hf" and config.dilated else None
     format = ORIGINAL_DETR if to == "detr" else HF_TIMM_DETR if timm else HF_DETR
     state = {key: tensor.detach().cpu() for key, tensor in weights.items() if not key.endswith(COUNTS)}
@@ -321,5 +343,5 @@ DETR = Family(
     read=read,
     adapt=adapt,
     write=write,
-    compared=("heads", "dilated"),
+    compared=("heads", "dilated", *MODERN),
 )

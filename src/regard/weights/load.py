@@ -39,7 +39,7 @@ from regard.weights.seq2seq import MARIAN_MODEL, read_marian
 _USES = {
     "classes": "`regard train`, `regard predict` and `regard eval` take these weights",
     "words": "`regard predict`, `regard explain` and `regard eval` take these weights",
-    "boxes": "no task uses them yet; `regard.create` and `regard convert` take these weights",
+    "boxes": "`regard train` on data with boxes, `regard predict` and `regard eval` take these weights",
 }
 
 
@@ -177,7 +177,12 @@ def _target(
     if classes is not None:
         said["classes"] = classes
     axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch", "window") if key in fields}
-    return change(config, said | fields | axes, where)
+    try:
+        return change(config, said | fields | axes, where)
+    except ConfigError as error:
+        if named is None or "size" in fields:
+            raise
+        raise mismatch([f"{name} at the file's size: {error.what}"], where) from None  # such as its larger patches
 
 
 def _adapt(

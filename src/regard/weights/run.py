@@ -19,6 +19,12 @@ from regard.errors import RunError
 from regard.settings import Origin, RunConfig
 from regard.weights.checkpoint import ASIDE, write_aside
 
+READING = (
+    "image_column", "label_column", "label_pattern", "max_megapixels", "scans", "spacing", "foreground", "intensity",
+    "cache_folder",
+)  # fmt: skip
+"""Settings that say how images and volumes are read."""
+
 
 def write_text(path: Path, text: str) -> None:
     write_aside(path, lambda aside: aside.write_text(text, encoding="utf-8"))
@@ -193,7 +199,7 @@ class Run:
         stored = self.read_config()
         if data is not None and Path(stored.data).suffix.lower() != Path(data).suffix.lower():
             return {}
-        held, names = stored.settings.get("data"), ("image_column", "label_column", "label_pattern", "max_megapixels")
+        held, names = stored.settings.get("data"), READING
         entries = {name: held.get(name) for name in names} if isinstance(held, dict) else {}
         return {n: e["value"] for n, e in entries.items() if isinstance(e, dict) and e.get("origin") == "flag"}
 

@@ -43,7 +43,9 @@ class Start:
         return asdict(self.report) | {"mean": preparation.mean, "std": preparation.std}
 
 
-def open_start(path: str | Path, classes: int, fields: dict[str, Any], model: str | None) -> Start:
+def open_start(
+    path: str | Path, classes: int, fields: dict[str, Any], model: str | None, predicts: str = "classes"
+) -> Start:
     """Weights of any known format or a run's best, for so many classes and with these fields of the config."""
     asked = {name: value for name, value in fields.items() if name not in RATES}
-    return Start(*open_weights(path, model, classes, new_head=True, predicts="classes", **asked))
+    return Start(*open_weights(path, model, classes, new_head=True, predicts=predicts, **asked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from regard.config import change, require_positive, require_shares
@@ -30,13 +30,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DETRConfig(ImageConfig):
-    """A ResNet, an encoder of `depth` blocks on its last feature map, and a decoder of object queries."""
+    """A ResNet, an encoder of `depth` blocks on its last feature map, and a decoder of object queries.
+
+    Fields from `norm` on are not the paper's: each is off as it stands, and `modern.py` says where it comes from.
+    """
 
     family = "detr"
     predicts = "boxes"
     named_fields = (
         "width", "depth", "decoder_depth", "heads", "mlp", "queries", "backbone_width", "blocks", "kind", "dilated",
-        "masks",
+        "masks", "norm", "stride", "fused_stages", "two_stage", "refine", "box_bias", "denoising",
     )  # fmt: skip
     can_checkpoint = True
 
@@ -59,6 +62,21 @@ class DETRConfig(ImageConfig):
         False, "Fixed batch norms, and stem and first stage not trained: for a ResNet whose weights were loaded."
     )
 
+    norm: Literal["post", "pre"] = shape("post", "LayerNorm after each residual addition, or before each branch.")
+    stride: int | None = shape(
+        None, "Pixels per token: 8, 16 or 32. Default: 16 with fused stages, else the last stage's."
+    )
+    fused_stages: int = shape(
+        1, "Feature maps that are summed into the tokens: 1 is C5, 2 is C4 and C5, 3 is C3 to C5."
+    )
+    classification: Literal["softmax", "focal", "varifocal"] = shape(
+        "softmax", "Softmax with a class for no object; or a sigmoid per class, by focal loss or with IoU targets."
+    )
+    two_stage: bool = shape(False, "Encoder tokens predict boxes, and the best become the queries' anchors.")
+    refine: bool = shape(False, "Each decoder block refines the boxes of the block before.")
+    box_bias: bool = shape(False, "Cross-attention has a position bias relative to each query's box.")
+    denoising: int = shape(0, "Groups of denoising queries in training: each has two for each object. 0: none.")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "queries", "width", "depth", "decoder_depth", "heads", "mlp")
@@ -76,6 +94,19 @@ class DETRConfig(ImageConfig):
                 f"masks=True does not go with blocks={self.blocks}, width={self.width} and heads={self.heads}",
                 do="use a ResNet of four stages, a width that is a multiple of 32, and 8 heads",
             )
+        if self.denoising < 0:
+            raise ConfigError(f"denoising={self.denoising} is no number of groups", do="give 0 or more")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """An error for tokens that the ResNet cannot make."""
+        if not 1 <= self.fused_stages <= len(self.blocks):
+            what = f"fused_stages={self.fused_stages} does not fit a ResNet of {len(self.blocks)} stages"
+            raise ConfigError(what, do=f"give 1 to {len(self.blocks)}")
+        strides = sorted(set(self.stage_strides[-self.fused_stages :]))
+        if self.token_stride not in strides:
+            what = f"stride={self.token_stride} is none of the feature maps that become the tokens"
+            raise ConfigError(what, do=f"give {' or '.join(map(str, strides))}, or change fused_stages")
 
     def backbone(self) -> ResNetConfig:
         return ResNetConfig(
@@ -88,12 +119,35 @@ class DETRConfig(ImageConfig):
         return self.width
 
     @property
+    def stage_strides(self) -> tuple[int, ...]:
+        """Pixels per cell of each stage's feature map."""
+        strides = [4 * 2**stage for stage in range(len(self.blocks))]
+        return (*strides[:-1], strides[-1] // (2 if self.dilated else 1))
+
+    @property
+    def token_stride(self) -> int:
+        """Pixels per token: as asked, or those of the last map, or of the one before if maps are fused."""
+        if self.stride is not None:
+            return self.stride
+        return self.stage_strides[-1 if self.fused_stages == 1 else -2]
+
+    @property
+    def anchored(self) -> bool:
+        """Whether each query has a box of its own before the decoder."""
+        return self.two_stage or self.refine or self.box_bias or self.denoising > 0
+
+    @property
     def logits(self) -> int:
-        return self.classes + 1
+        return self.classes + (self.classification == "softmax")
 
     @property
     def block_count(self) -> int:
         return sum(self.blocks) + self.depth + self.decoder_depth
+
+
+_NAMES = tuple(field.name for field in fields(DETRConfig))
+MODERN = _NAMES[_NAMES.index("norm") :]
+"""Fields that are not the paper's."""
 
 
 def configure(name: str, **changes: Any) -> DETRConfig:

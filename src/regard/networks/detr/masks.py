@@ -54,8 +54,11 @@ class MaskHead(nn.Module):
         x = torch.cat((cells.repeat_interleave(count, dim=0), looks), dim=1)
         for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             if number > 1:
-                finer = self.adapters[number - 2](maps[1 - number])
-                x = finer.repeat_interleave(count, dim=0) + F.interpolate(x, size=finer.shape[2:])
+                added = self.adapters[number - 2](maps[1 - number])
+                # Cells that are finer than a map, in modern mode, stay so.
+                grid = [max(sides) for sides in zip(added.shape[2:], x.shape[2:], strict=True)]
+                added = F.interpolate(added, size=grid).repeat_interleave(count, dim=0)
+                x = added + F.interpolate(x, size=grid)
             x = F.relu(norm(conv(x)))
         return self.out(x)[:, 0].unflatten(0, (-1, count))
 

@@ -12,10 +12,11 @@ Departures from the paper, all of them the authors' own code's except the first:
 - With `frozen_norms`, statistics, scale and shift of batch norms are constants, and stem and first stage do not train.
   Without, the backbone is an ordinary ResNet: fixed norms that were never trained normalise nothing.
 
+Fields of the config that are off by themselves add what later papers found: see modern.py.
+
 Letters in shapes: B images, N cells of the last feature map, Q queries, C classes, L decoder blocks.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -23,22 +24,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ConfigError
-from regard.geometry import AttentionStep, TokenMap
+from regard.geometry import AttentionStep, TokenMap, grid_of
 from regard.networks.base import Network
+from regard.networks.detr.blocks import CellBlock, QueryBlock
 from regard.networks.detr.config import DETRConfig, configure
 from regard.networks.detr.masks import MaskHead
+from regard.networks.detr.modern import (
+    Anchors,
+    Denoising,
+    Memory,
+    Proposals,
+    box_mlp,
+    edge_offsets,
+    fuse,
+    relative_boxes,
+    spanned,
+    start_at_anchors,
+    start_rare,
+)
+from regard.networks.detr.positions import sine_positions
 from regard.networks.resnet.bit import Bottleneck
 from regard.networks.resnet.network import Basic, BatchNorm, FrozenNorm, ResNet
-from regard.nn import BlockConfig, DecoderBlock, EncoderBlock, MultiHeadAttention
-
-TEMPERATURE = 10_000
+from regard.nn import BlockConfig, MultiHeadAttention
 
 
 class Detection(NamedTuple):
     """logits (B, Q, C + 1), the last of them "no object"; boxes (B, Q, 4): centre x and y, width and height, as shares
     of the image without its padding; the same two of each decoder block before the last, (L - 1, B, Q, …); features
     (B, Q, width), the decoder's output; tokens (B, N, width), the encoder's; with a mask head, masks (B, Q, rows,
-    columns), logits on the grid of the ResNet's first stage, a quarter of the input's resolution."""
+    columns), logits on the grid of the ResNet's first stage, a quarter of the input's resolution.
+
+    In modern mode with `classification` other than softmax, logits are (B, Q, C), each for a sigmoid. With `two_stage`,
+    what all tokens propose, and the boxes (B, Q, 4) of them that queries start from. With `denoising`, in training, the
+    answers of the denoising queries."""
 
     logits: Tensor
     boxes: Tensor
@@ -47,46 +65,9 @@ class Detection(NamedTuple):
     features: Tensor
     tokens: Tensor
     masks: Tensor | None = None
-
-
-def sine_positions(mask: Tensor, width: int) -> Tensor:
-    """Positions (B, N, width) of cells, given where (B, rows, columns) there is an image: y in the first half, then x.
-
-    >>> sine_positions(torch.ones(1, 2, 3, dtype=torch.bool), 8).shape
-    torch.Size([1, 6, 8])
-    """
-    numbers = torch.arange(width // 4, device=mask.device, dtype=torch.float32)
-    wavelengths = TEMPERATURE ** (4 * numbers / width)
-    halves = []
-    for axis in (1, 2):
-        at = mask.cumsum(axis, dtype=torch.float32)
-        at = at / (at.narrow(axis, -1, 1) + 1e-6) * (2 * math.pi)
-        angles = at[..., None] / wavelengths
-        halves.append(torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2))
-    return torch.cat(halves, dim=-1).flatten(1, 2)
-
-
-class CellBlock(EncoderBlock):
-    """The encoder's block: positions are added to queries and keys, not to values."""
-
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Cells (B, N, width) in and out; mask (B, 1, 1, N), true where a cell is not padding."""
-        located = x + positions
-        x = self.norm1(x + self.drop(self.attention(located, located, x, mask=mask)))
-        return self.norm2(x + self.drop(self.mlp(x)))
-
-
-class QueryBlock(DecoderBlock):
-    """The decoder's block: queries see each other and all cells. Their learned vectors are their positions."""
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, queries: Tensor, cells: Tensor, located_cells: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        """(B, Q, width) in and out; `located_cells` are the cells with their positions; mask as in the encoder."""
-        located = x + queries
-        x = self.norm1(x + self.drop(self.attention(located, located, x)))
-        x = self.norm2(x + self.drop(self.cross(x + queries, located_cells, cells, mask=mask)))
-        return self.norm3(x + self.drop(self.mlp(x)))
+    proposals: Proposals | None = None
+    anchors: Tensor | None = None
+    denoising: Denoising | None = None
 
 
 class DETR(Network):
@@ -109,21 +90,22 @@ class DETR(Network):
         norm = FrozenNorm if config.frozen_norms else BatchNorm
         self.backbone = ResNet(config.backbone(), norm=norm, dilated=config.dilated)
         self.backbone.head = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-        self.project = nn.Conv2d(config.backbone().features, width, 1)
+        channels = [config.backbone().features // 2**n for n in reversed(range(len(config.blocks)))]
+        self.project = nn.Conv2d(channels[-1], width, 1)
+        self.laterals = nn.ModuleList(nn.Conv2d(each, width, 1) for each in channels[-config.fused_stages : -1])
         block = BlockConfig(
-            width, config.heads, config.mlp, norm="post", activation="relu", dropout=config.dropout,
+            width, config.heads, config.mlp, norm=config.norm, activation="relu", dropout=config.dropout,
             mlp_dropout=config.dropout, eps=1e-5,
         )  # fmt: skip
         self.encoder = nn.ModuleList(CellBlock(block) for _ in range(config.depth))
+        self.encoder_norm = block.layer_norm() if config.norm == "pre" else None
         self.queries = nn.Embedding(config.queries, width)
-        self.decoder = nn.ModuleList(QueryBlock(block) for _ in range(config.decoder_depth))
+        self.decoder = nn.ModuleList(QueryBlock(block, box_bias=config.box_bias) for _ in range(config.decoder_depth))
         self.norm = block.layer_norm()
         self.head = nn.Linear(width, config.logits)
-        self.boxes = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
-        )
-        stages = tuple(config.backbone().features // 2**n for n in (3, 2, 1))
-        self.masks = MaskHead(width, config.heads, stages) if config.masks else None
+        self.boxes = box_mlp(width)
+        self.masks = MaskHead(width, config.heads, tuple(channels[:3])) if config.masks else None
+        self.anchors = Anchors(config) if config.anchored else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -137,24 +119,63 @@ class DETR(Network):
         if self.config.frozen_norms:
             for module in (self.backbone.root, self.backbone.stages[0]):
                 module.requires_grad_(False)
+        if self.anchors is not None:
+            start_at_anchors(self.boxes)
+        if self.config.classification != "softmax":
+            start_rare(self.head)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Detection:
-        """x (B, channels, height, width), of any size; mask (B, height, width), true where an image is not padding."""
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        boxes: Tensor | None = None,
+        labels: Tensor | None = None,
+        anchors: Tensor | None = None,
+    ) -> Detection:
+        """x (B, channels, height, width), of any size; mask (B, height, width), true where an image is not padding.
+
+        With `denoising`, in training, centred boxes (B, T, 4) and labels (B, T), -1 for padding, of the objects. With
+        `two_stage`, anchors (B, Q, 4) are boxes that queries start from instead of the best proposals.
+        """
         if mask is not None and mask.shape != (len(x), *x.shape[2:]):
             raise ConfigError(f"a mask of shape {tuple(mask.shape)} does not fit images of shape {tuple(x.shape)}")
-        *maps, last = self.backbone.maps(x)
-        cells = self.project(last)
+        targets = None if boxes is None or labels is None else (boxes, labels)
+        if (boxes is not None or labels is not None) and not (targets and self.training and self.config.denoising):
+            raise ConfigError("boxes and labels, both, are for the denoising queries of a model in training")
+        if anchors is not None and not self.config.two_stage:
+            raise ConfigError("anchors are for two_stage=True: this model has its own")
+        maps = self.backbone.maps(x)
+        cells = self.embed(maps)
         seen = None if mask is None else F.interpolate(mask[:, None].float(), size=cells.shape[2:])[:, 0].bool()
-        found = self.detect(cells, seen)
+        extents = None
+        if self.anchors is not None:
+            image = torch.ones_like(x[:, 0], dtype=torch.bool) if mask is None else mask
+            extents = spanned(image) / self.config.token_stride
+        result = self.detect(cells, seen, extents, targets, anchors)
         if self.masks is None:
-            return found
+            return result
         allowed = None if seen is None else seen.flatten(1)[:, None, None]
-        weights = self.masks.attention(found.features, found.tokens, allowed)
-        return found._replace(masks=self.masks(weights, cells, maps))
+        weights = self.masks.attention(result.features, result.tokens, allowed)
+        return result._replace(masks=self.masks(weights, cells, maps[:-1]))
 
-    def detect(self, cells: Tensor, seen: Tensor | None = None) -> Detection:
+    def embed(self, maps: list[Tensor]) -> Tensor:
+        """The cells (B, width, rows, columns) that become the tokens, from the feature map of each stage."""
+        cells, count = self.project(maps[-1]), self.config.fused_stages
+        if count == 1:
+            return cells
+        finer = [layer(each) for layer, each in zip(self.laterals, maps[-count:-1], strict=True)]
+        return fuse([*finer, cells], self.config.stage_strides[-count:], self.config.token_stride)
+
+    def detect(
+        self,
+        cells: Tensor,
+        seen: Tensor | None = None,
+        extents: Tensor | None = None,
+        targets: tuple[Tensor, Tensor] | None = None,
+        anchors: Tensor | None = None,
+    ) -> Detection:
         """The transformer on a projected feature map (B, width, rows, columns); seen (B, rows, columns), true where a
-        cell is not padding."""
+        cell is not padding; extents (B, 2), columns and rows that an image spans, those that are seen if not given."""
         allowed = None if seen is None else seen.flatten(1)[:, None, None]
         if seen is None:
             seen = torch.ones(len(cells), *cells.shape[2:], dtype=torch.bool, device=cells.device)
@@ -162,16 +183,58 @@ class DETR(Network):
         tokens = cells.flatten(2).transpose(1, 2)
         for block in self.encoder:
             tokens = self.run_block(block, tokens, positions, allowed)
-        queries = self.queries.weight.expand(len(cells), -1, -1)
-        located, states = tokens + positions, [torch.zeros_like(queries)]
+        if self.encoder_norm is not None:
+            tokens = self.encoder_norm(tokens)
+        located, queries = tokens + positions, self.queries.weight.expand(len(cells), -1, -1)
+        if self.anchors is not None:
+            memory = Memory(tokens, located, allowed, seen, spanned(seen) if extents is None else extents)
+            return self._decode_boxes(memory, queries, targets, anchors)
+        states = [torch.zeros_like(queries)]
         for block in self.decoder:
             states.append(self.run_block(block, states[-1], queries, tokens, located, allowed))
         features = self.norm(torch.stack(states[1:]))
         logits, boxes = self.head(features), self.boxes(features).sigmoid()
         return Detection(logits[-1], boxes[-1], logits[:-1], boxes[:-1], features[-1], tokens)
 
+    def _decode_boxes(
+        self, memory: Memory, contents: Tensor, targets: tuple[Tensor, Tensor] | None, anchors: Tensor | None
+    ) -> Detection:
+        """The decoder of modern mode: queries have boxes, which are their positions."""
+        assert self.anchors is not None
+        start, count = self.anchors.start(memory, contents, targets, anchors), self.config.queries
+        x, around, features, boxes = start.contents, start.anchors, [], []
+        for block in self.decoder:
+            edges = edge_offsets(around, memory) if self.config.box_bias else ()
+            positions = self.anchors.locate(around, x.dtype)
+            x = self.run_block(
+                block, x, positions, memory.tokens, memory.located, memory.allowed, start.visible, *edges
+            )
+            features.append(self.norm(x))
+            boxes.append(relative_boxes(self.boxes(features[-1]), around))
+            if self.config.refine:
+                around = boxes[-1].detach()
+        every, every_box = torch.stack(features), torch.stack(boxes)
+        logits = self.head(every)
+        denoising = None
+        if start.targets is not None and start.used is not None:
+            noised = logits[:, :, :-count], every_box[:, :, :-count]
+            denoising = Denoising(*noised, start.targets, start.used)
+        logits, every_box = logits[:, :, -count:], every_box[:, :, -count:]
+        return Detection(
+            logits[-1],
+            every_box[-1],
+            logits[:-1],
+            every_box[:-1],
+            features[-1][:, -count:],
+            memory.tokens,
+            proposals=start.proposals,
+            anchors=start.anchors[:, -count:] if self.config.two_stage else None,
+            denoising=denoising,
+        )
+
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
-        return self.backbone.token_map(size or self.config.size)
+        size, cell = size or self.config.size, (self.config.token_stride,) * 2
+        return TokenMap(grid_of(size, cell), cell, size)
 
     def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep, ...]:
         steps = [AttentionStep(f"encoder.{n}.attention") for n in range(len(self.encoder))]

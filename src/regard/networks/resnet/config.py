@@ -20,6 +20,7 @@ VARIANTS = {
     "bit_r50x1": ("bit", 64, (3, 4, 6, 3), 224),
 }
 SMALL_SIDE = 64
+SMALLEST_SIDE = 8
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ResNetConfig(ImageConfig):
 
     family = "resnet"
     named_fields = ("width", "blocks", "kind")
+    smallest_is = "what a ResNet can halve three times"
 
     width: int = shape(64, "Channels after the stem.")
     blocks: tuple[int, ...] = shape((3, 4, 6, 3), "ResNet: number of blocks per stage.")
@@ -46,6 +48,10 @@ class ResNetConfig(ImageConfig):
         if not self.blocks or min(self.blocks) < 1:
             raise ConfigError(f"blocks={self.blocks}: every stage must have at least 1 block")
         require_shares(self, "drop_path")
+
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        return (SMALLEST_SIDE,) * len(self.size)
 
     @property
     def features(self) -> int:

@@ -51,6 +51,7 @@ class SwinConfig(ImageConfig):
     family = "swin"
     named_fields = ("width", "depths", "heads", "mlp_ratio", "patch", "window")
     can_checkpoint = True
+    smallest_is = "one patch"
 
     patch: tuple[int, ...] = shape((4, 4), "Patch size in pixels: one number, or one per axis.")
     width: int = shape(96, "Embedding dimension of the first stage.")
@@ -95,6 +96,10 @@ class SwinConfig(ImageConfig):
         if (pairs := slots * math.prod(self.grids()[0])) > MOST_PAIRS:
             what = f"size={self.size} is too large: {pairs:,} pairs of tokens"
             raise ConfigError(what, do="give a smaller size or window, or a larger patch")
+
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        return self.patch
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -55,6 +55,7 @@ class ViTConfig(ImageConfig):
     family = "vit"
     named_fields = ("width", "depth", "heads", "mlp", "patch", "stem")
     can_checkpoint = True
+    smallest_is = "one patch"
 
     patch: tuple[int, ...] = shape((16, 16), "Patch size in pixels: one number, or one per axis.")
     width: int = shape(768, "Embedding dimension; of a ResNet, channels after the stem.")
@@ -92,6 +93,10 @@ class ViTConfig(ImageConfig):
         require_shares(self, "dropout", "drop_path")
         if not 0 < self.eps < 1:
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
+
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        return self.patch
 
     @property
     def features(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ from regard.config import make
 from regard.console import Progress
 from regard.data import ImageDataset, Images, Loader
 from regard.data.splits import split
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.report import figures
 from regard.setting_groups import Data, ImageData
-from regard.settings import ImageRunConfig
+from regard.settings import ImageRunConfig, Origin
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
+from regard.tasks.classification.settings import Config
 from regard.tasks.images import fitting_size, read_images
-from regard.weights import Run, find_run, open_weights, seen_samples, write_text
+from regard.weights import Checkpoint, Run, find_run, open_weights, save_checkpoint, seen_samples, write_text
 
 
 def probe(
@@ -37,6 +39,7 @@ def probe(
     batch_size: int = 64,
     device: torch.device,
     out: str | Path | None = None,
+    keep: str | Path | None = None,
     quiet: bool = False,
     **fields: Any,
 ) -> Probe:
@@ -44,20 +47,27 @@ def probe(
 
     `shots` are training images a class, as many of 1, 5, 10, 25, 50 and 100 as there are if not said; `draws` how
     often they are drawn. `fields` are of the config, such as `size` (positions are resampled) or `heads`. `out` is
-    a new folder for probe.json, probe.csv and probe.svg.
+    a new folder for probe.json, probe.csv and probe.svg; `keep` one for a run: the network with the linear probe as
+    its head.
     """
     progress = Progress(quiet)
-    if out is not None:
-        Run.require_new(Path(out))
+    for path in (out, keep):
+        if path is not None:
+            Run.require_new(Path(path))
+    if keep is not None and "linear" not in methods:
+        raise ConfigError("only the linear probe can be kept as a head", do="leave --keep out, or probe with linear")
     folder = find_run(run)
     how = {name: fields.pop(name) for name in ImageRunConfig.opening().keys() & fields.keys()}
-    reading = make(ImageData, (folder.reading(data) if folder else {}) | how)
     checkpoint, report = open_weights(run, predicts="classes", **fields)
-    dataset = read_images(data, progress, how=reading)
+    prepared = checkpoint.preparation
+    own = prepared.reading() if prepared else {}
+    reading = make(ImageData, (folder.reading(data) if folder else {}) | own | how)
+    dataset = read_images(data, progress, how=reading, size=prepared.size if prepared and own else None)
     dataset.require_usable()
     if report.format != "regard":
         if "size" not in fields and (size := fitting_size(checkpoint.config, dataset)):
-            checkpoint, report = open_weights(run, predicts="classes", **fields, size=size)
+            fields["size"] = size
+            checkpoint, report = open_weights(run, predicts="classes", **fields)
         for line in report.lines():  # of a run, only a head is new, which is not used
             progress.say(line)
     predictor = Classifier(checkpoint, device)
@@ -78,9 +88,34 @@ def probe(
         "features": parts.train.features.shape[1], "classes": classes, "splits": note, "seed": seed,
         "images": {name: len(own) for name, own in index.items()},
     })  # fmt: skip
+    made = {path: Run.create(Path(path)) for path in (out, keep) if path is not None}
     if out is not None:
-        write_probe(Run.create(Path(out)), result.to_json())
+        write_probe(made[out], result.to_json())
+    if keep is not None:
+        head = result.row("linear").head
+        assert head is not None
+        trained = open_weights(run, classes=len(classes), new_head=True, predicts="classes", **fields)[0]
+        held = {f"head.{name}": torch.from_numpy(value).float() for name, value in head._asdict().items()}
+        trained = replace(trained, classes=classes, task="classification", weights=trained.weights | held)
+        write_run(made[keep], run, data, dataset, index, trained, how)
     return result
+
+
+def write_run(
+    folder: Run, weights: str | Path, data: str | Path, dataset: ImageDataset, index: dict[str, list[int]],
+    checkpoint: Checkpoint, how: dict[str, Any],
+) -> None:  # fmt: skip
+    """A run folder that predict, eval, explain, inspect and convert take; `how` says how the data was read.
+
+    What the network itself had seen of the test images counts as training images here.
+    """
+    names = {number: name for name, own in index.items() for number in own}
+    folder.write_rows("splits.csv", dataset.split_rows([names.get(n, "train") for n in range(len(dataset))]))
+    said = {"model": checkpoint.model, "weights": str(weights), "freeze": "all", **how}
+    config = Config.of(said)
+    origins: dict[str, Origin] = {name: "flag" if name in said else "default" for name in config.flat()}
+    save_checkpoint(folder.checkpoint(), checkpoint)
+    folder.write_config(str(data), config, origins)
 
 
 def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> tuple[dict[str, list[int]], str]:

@@ -74,6 +74,12 @@ class Task(ImageTask):
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         super().prepare(progress, about, folder)
+        if self.config.transfer.freeze == "all" and not folder:
+            changed = "since augmentation changes them" if self.config.augment.varies else "though nothing changes them"
+            progress.say(
+                f"every epoch computes the frozen network's features anew, {changed}; "
+                "`regard probe WEIGHTS DATA --keep RUN` computes them once and fits the best head"
+            )
         if is_unbalanced(self._train_counts().tolist()) and self.config.task.class_weights == "equal":
             progress.say(
                 "warning: the largest class has more than ten times the images of the smallest; look at the balanced "
@@ -136,7 +142,8 @@ class Task(ImageTask):
                 what = f"the data has classes the model does not know: {', '.join(unknown)}"
                 raise DataError(what, where=data, do=f"it knows {', '.join(predictor.classes)}")
 
-        return read_images(data, progress, how=config.data, accept=accept)
+        size = config.model.fields().get("size")
+        return read_images(data, progress, how=config.data, accept=accept, size=size)
 
     @classmethod
     def evaluate_on(

@@ -15,7 +15,7 @@ from regard.console import Progress, columns
 from regard.data import ImageDataset, open_source, scan
 from regard.errors import DataError, did_you_mean
 from regard.setting_groups import ImageData
-from regard.tasks.images import refuse_labels
+from regard.tasks.images import refuse_labels, tell_plan
 
 SHOWN = 5
 
@@ -60,10 +60,16 @@ class NumberDataset(ImageDataset):
         return super().to_json(splits, note) | {"columns": list(self.columns)}
 
 
-def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress, how: ImageData) -> NumberDataset:
-    """Read every image once, and the numbers of the named columns."""
+def read_numbers(
+    data: str | Path,
+    names: tuple[str, ...],
+    progress: Progress,
+    how: ImageData,
+    size: int | tuple[int, ...] | None = None,
+) -> NumberDataset:
+    """Read every image once, and the numbers of the named columns; `size` is that of volumes, if it is given."""
     refuse_labels(how, "name the numbers by --column")
-    source = open_source(data, labels=False, how=how)
+    source = open_source(data, labels=False, how=how, size=size)
     if not source.columns:
         raise DataError(
             "numbers are read from a table, and this is none",
@@ -89,6 +95,7 @@ def read_numbers(data: str | Path, names: tuple[str, ...], progress: Progress, h
     source = replace(source, why=f"{why}; columns not used: {unused}" if unused else why)
     with progress.bar("reading", len(source.samples)) as tick:
         read = scan(source, lambda done, total: tick(done))
+    tell_plan(read, progress)
     held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(ImageDataset)} | {"path": str(data)}
     return NumberDataset(**held, columns=names, values=values)
 

@@ -54,7 +54,7 @@ class Estimator(ImagePredictor):
         self.mean, self.std = (torch.tensor(numbers) for numbers in scale)
 
     def data_settings(self, data: str | Path) -> dict[str, Any]:
-        return {"column": ",".join(self.classes)}
+        return super().data_settings(data) | {"column": ",".join(self.classes)}
 
     def answers(self, output: Any) -> Tensor:
         """In the units of the columns."""

@@ -39,10 +39,10 @@ class Task(ImageTask):
 
     @classmethod
     def open(cls, data: str | Path, config: Any, progress: Progress) -> NumberDataset:
-        return read_numbers(data, config.data.columns, progress, config.data)
+        return read_numbers(data, config.data.columns, progress, config.data, config.model.fields().get("size"))
 
     @classmethod
-    def outputs(cls, dataset: NumberDataset) -> int:
+    def outputs(cls, dataset: NumberDataset, config: Any) -> int:
         return len(dataset.columns)
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:

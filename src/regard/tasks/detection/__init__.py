@@ -1,0 +1,1 @@
+"""Object detection: boxes with classes and scores, by DETR."""

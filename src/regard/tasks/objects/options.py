@@ -1,0 +1,78 @@
+"""Settings and options that tasks on objects share. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from regard.errors import ConfigError
+from regard.setting_groups import Group, setting
+
+
+@dataclass(frozen=True)
+class ObjectTransfer(Group):
+    """Where the weights come from, and how fast the ResNet learns."""
+
+    title: ClassVar[str] = "fine-tuning"
+    weights: str | None = setting(
+        None,
+        "Start from these weights: a file of any public format, or a run. The model is inferred from it.",
+        common=True,
+    )
+    backbone_rate: float | None = setting(
+        None, "Factor on the learning rate of the ResNet. Default: 0.1 with --from, else 1.", above=0, most=10
+    )
+
+
+@dataclass(frozen=True)
+class SetOptions(Group):
+    """Of the set prediction loss."""
+
+    no_object: float = setting(
+        0.1, "Weight of the class for no object, where the classification is a softmax.", above=0, most=1
+    )
+    one_to_many: int = setting(4, "Encoder tokens that each object is matched to, with two_stage.", least=1, most=100)
+
+
+@dataclass(frozen=True)
+class BoxPredictOptions(Group):
+    title: ClassVar[str] = "boxes"
+    threshold: float | None = setting(
+        None, "Smallest score of a box. Default: the best one on the run's validation data, else 0.5.", least=0, most=1
+    )
+    draw: str | None = setting(None, "Folder to make for pictures with their boxes drawn.")
+
+
+@dataclass(frozen=True)
+class BoxExplainOptions(Group):
+    title: ClassVar[str] = "boxes"
+    box: int | None = setting(None, "Number of the box to explain, the surest being 0, as predict lists them.", least=0)
+    method: str | None = setting(
+        None,
+        "integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion. "
+        "Default: integrated_gradients.",
+    )
+    checks: Literal["all", "none"] | None = setting(
+        None, "all: scores of the map; none: the map alone. Default: all, which takes most of the time."
+    )
+    target: str | None = setting(None, "Class whose score of the box is explained. Default: the predicted one.")
+    point: tuple[float, ...] | None = setting(
+        None, "x and y in pixels: show where the encoder looks from there, instead of a box."
+    )
+    layer: int | None = setting(None, "attention: which layer, from 0. Default: the last one.")
+    head: int | None = setting(None, "attention: which head. Default: the mean over heads.")
+    identity: bool | None = setting(None, "rollout: count residual connections (Abnar & Zuidema). Default: yes.")
+    steps: int | None = setting(
+        None,
+        "integrated_gradients: points on the path. Default: 32, doubled up to 256 until they add up to 1 %.",
+        least=1,
+    )
+    window: int | None = setting(None, "occlusion: tokens covered at a time along each axis. Default: 1.", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.point is None:
+            return
+        for name in ("box", "method", "checks", "target", "identity", "steps", "window"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"--{name} is for a box, and --point shows the encoder's attention", do="give one")

@@ -1,0 +1,222 @@
+"""Tables of subjects: which columns are scans, channels on one grid, what is found, what is chosen, what is kept."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regard.data import ImageDataset, open_source, scan
+from regard.data.volumes.survey import Facts, Wanted, choose_plan
+from regard.errors import ConfigError, DataError
+from regard.setting_groups import ImageData
+from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def table(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def subjects(folder: Path, count: int = 4) -> Path:
+    """Two scans each, t1 in one orientation and flair in another, and a mask."""
+    rows = []
+    for n in range(count):
+        array = phantom(seed=n)
+        for name, turned, values in (("t1", "RAS", array), ("flair", "LPI", 300 - array), ("mask", "RAS", array > 150)):
+            save(folder / f"s{n}_{name}.nii.gz", values.astype(np.float32), None, turned)
+        rows.append(
+            [f"s{n}", *(f"s{n}_{name}.nii.gz" for name in ("t1", "flair", "mask")), n % 2, f"p{n // 2}", 30 + n]
+        )
+    return table(folder / "table.csv", ("subject", "t1", "flair", "mask", "label", "patient", "age"), rows)
+
+
+def read(path: Path, size: Any = None, **how: Any) -> ImageDataset:
+    return scan(open_source(path, how=ImageData(**how), size=size))
+
+
+def test_columns_of_paths_are_channels_on_the_grid_of_the_first(tmp_path: Path) -> None:
+    dataset = read(subjects(tmp_path), intensity="raw")
+    source = dataset.source
+    assert source.survey.plan.scans == ("t1", "flair")
+    assert source.columns["age"] == ["30", "31", "32", "33"]
+    assert [(s.key, s.label, s.group) for s in source.samples][2] == ("s2", 0, "p1")
+    pixels, mode = source.read(1)
+    assert mode == "t1 + flair"
+    assert dataset.channels == 2
+    inside = pixels[0] > 50
+    assert np.allclose((pixels[0] + pixels[1])[inside].numpy(), 300, atol=0.1), (
+        "flair lies on t1, though stored otherwise"
+    )
+    assert "masks from mask" in source.why
+
+
+@pytest.mark.parametrize(
+    ("how", "shown"),
+    [
+        ({"scans": "flair"}, lambda d: d.channels == 1),
+        ({"spacing": 2.0}, lambda d: d.source.survey.plan.spacing == (2.0, 2.0, 2.0)),
+        ({"foreground": False}, lambda d: d.source.survey.plan.size == (16, 16, 16)),
+        ({"intensity": "percentiles"}, lambda d: float(d.cache[0].min()) >= 0 and float(d.cache[0].max()) <= 1),
+        ({"size": 24}, lambda d: tuple(d.cache[0].shape) == (2, 24, 24, 24)),
+    ],
+)
+def test_every_setting_of_volumes_is_seen(tmp_path: Path, how: dict[str, Any], shown: Any) -> None:
+    path = subjects(tmp_path, 2)
+    assert not shown(read(path))
+    assert shown(read(path, **how))
+
+
+def test_intensities_are_standardised_inside_the_foreground(tmp_path: Path) -> None:
+    pixels = read(subjects(tmp_path, 2)).cache[0].numpy()
+    for channel in pixels:
+        inside = channel != 0
+        assert abs(channel[inside].mean()) < 0.1
+        assert abs(channel[inside].std() - 1) < 0.1
+
+
+def test_scans_on_another_grid_are_resampled_and_others_refused(tmp_path: Path) -> None:
+    array = phantom((16, 16, 16))
+    save(tmp_path / "t1.nii", array, affine_of())
+    save(tmp_path / "flair.nii", array[::2, ::2, ::2].copy(), affine_of((2.0, 2.0, 2.0)))
+    save(tmp_path / "away.nii", array, affine_of(origin=(500.0, 0.0, 0.0)))
+    header = ("id", "t1", "flair", "label")
+    rows = [("near", "t1.nii", "flair.nii", 1), ("far", "t1.nii", "away.nii", 2)]
+    dataset = read(table(tmp_path / "table.csv", header, rows), intensity="raw")
+    far = dict(dataset.unreadable)["far"]
+    assert "flair covers 0% of t1" in far
+    assert "register" in far
+    pixels = dataset.source.read(0)[0].numpy()
+    middle = (slice(4, -4),) * 3
+    assert np.abs(pixels[0][middle] - pixels[1][middle]).mean() < 5
+    assert any("near: flair has another grid than t1" in note for note in dataset.source.survey.notes())
+
+
+def test_check_names_what_is_wrong_by_subject(tmp_path: Path) -> None:
+    array, bad = phantom(), phantom(seed=1)
+    bad[3, 3, 3] = np.nan
+    save(tmp_path / "good.nii", array)
+    save(tmp_path / "nan.nii", bad)
+    save(tmp_path / "flat.nii", np.full(array.shape, 3.0, np.float32))
+    save(tmp_path / "moved.nii", (array > 150).astype(np.float32), affine_of(origin=(0.0, 0.0, 0.0)))
+    save(tmp_path / "coarse.nii", phantom(seed=7), affine_of((1.0, 1.0, 4.0)))
+    save_dicom(tmp_path / "dicom", phantom(seed=9).round(), spacing=(1.0, 1.0, 1.0), name="Doe^Jane")
+    save_dicom(tmp_path / "holes", phantom(seed=9).round(), skip=(4,))
+    rows = [
+        ("good", "good.nii", "moved.nii", "a", "train", 1),
+        ("copy", "good.nii", "", "a", "test", 2),
+        ("nan", "nan.nii", "", "a", "train", 3),
+        ("flat", "flat.nii", "", "b", "train", 4),
+        ("none", "", "", "b", "train", 5),
+        ("lost", "lost.nii", "", "b", "train", 6),
+        ("coarse", "coarse.nii", "", "b", "train", 7),
+        ("dicom", "dicom", "", "b", "test", 7),
+        ("holes", "holes", "", "b", "train", 8),
+    ]
+    header = ("id", "t1", "seg", "label", "split", "patient")
+    dataset = read(table(tmp_path / "table.csv", header, rows))
+    unreadable, said = dict(dataset.unreadable), dataset.describe()
+    assert unreadable.keys() == {"nan", "flat", "none", "lost", "holes"}
+    for key, what in (
+        ("nan", "t1: 1 voxels are NaN"), ("flat", "constant"), ("none", "no t1 scan"), ("lost", "no such file"),
+        ("holes", "1 slice missing"),
+    ):  # fmt: skip
+        assert what in unreadable[key]
+    assert all("to do:" in why for key, why in unreadable.items() if key != "lost")
+    for what in (
+        "good: seg does not lie on the voxels of t1", "coarse: spacing 1 × 1 × 4 mm", "identifying fields",
+        "the same pixels: t1 of good = t1 of copy", "of these, across splits (leaks): 1",
+        "patients or other groups across splits (leaks), of 8: 1", "stored as RAS (3), IPL (1)",
+    ):  # fmt: skip
+        assert what in said, what
+    assert "Jane" not in said
+    held = dataset.to_json([s.split or "train" for s in dataset.source.samples], "")["volumes"]
+    assert held["fingerprint"]["subjects"] == 4
+    assert held["plan"]["size"] == dataset.source.survey.plan.size
+
+
+def test_case_folders_beside_a_table_of_labels(tmp_path: Path) -> None:
+    for n in range(3):
+        for name in ("t1", "flair", "seg"):
+            case = f"BraTS20_Training_{n:03d}"
+            save(tmp_path / case / f"{case}_{name}.nii.gz", phantom(seed=n) + (name == "flair"))
+    (tmp_path / "BraTS20_Training_002" / "BraTS20_Training_002_flair.nii.gz").unlink()
+    rows = [(f"BraTS20_Training_{n:03d}", label) for n, label in enumerate(("HGG", "LGG", "HGG"))]
+    table(tmp_path / "name_mapping.csv", ("BraTS_ID", "grade"), rows)
+    dataset = read(tmp_path, label_column="grade")
+    assert dataset.source.survey.plan.scans == ("flair", "t1")
+    assert dataset.source.classes == ("HGG", "LGG")
+    assert [key for key, _ in dataset.unreadable] == ["BraTS20_Training_002"]
+    assert read(tmp_path, label_column="grade", scans="t1").channels == 1
+
+
+def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
+    path = subjects(tmp_path)
+    path.write_text(path.read_text().replace("s1_mask.nii.gz,1", "s1_mask.nii.gz,"))
+    source = open_source(path)
+    assert [s.key for s in source.samples] == ["s0", "s2", "s3"]
+    assert source.left_out == ("1 row without label: s1",)
+    assert len(open_source(path, labels=False).samples) == 4
+
+
+def test_settings_that_fit_nothing_are_refused(tmp_path: Path) -> None:
+    path = subjects(tmp_path, 2)
+    with pytest.raises(DataError, match="no scan called 'flaire'") as caught:
+        open_source(path, how=ImageData(scans="t1,flaire"))
+    assert "did you mean flair" in str(caught.value)
+    with pytest.raises(ConfigError, match="does not fit a volume"):
+        open_source(path, how=ImageData(spacing=(1.0, 1.0)))
+    with pytest.raises(DataError, match="no column for the label"):
+        open_source(table(tmp_path / "bare.csv", ("t1",), [("s0_t1.nii.gz",)]))
+
+
+def test_prepared_volumes_are_kept_and_made_anew_when_a_file_or_a_setting_changes(tmp_path: Path) -> None:
+    path, folder = subjects(tmp_path, 2), tmp_path / "kept"
+    first = read(path, cache_folder=str(folder)).cache[0]
+    arrays = sorted(folder.glob("*.npy"))
+    assert len(arrays) == 2
+    assert oct(folder.stat().st_mode)[-3:] == "700"
+    assert not list(folder.glob("*.part"))
+    for array in arrays:  # what is kept is what is read
+        held = np.load(array, allow_pickle=False)
+        np.save(array, held + 1)
+    assert np.allclose(read(path, cache_folder=str(folder)).cache[0], first + 1)
+    for array in arrays:  # but nothing damaged
+        array.write_bytes(array.read_bytes()[:300])
+    assert np.allclose(read(path, cache_folder=str(folder)).cache[0], first)
+    for array in arrays:
+        np.save(array, np.zeros((2, 4, 4, 4), np.float32))
+    assert np.allclose(read(path, cache_folder=str(folder)).cache[0], first)
+    assert not np.allclose(read(path, cache_folder=str(folder), intensity="raw").cache[0], first)
+    save(tmp_path / "s0_t1.nii.gz", phantom(seed=5))
+    os.utime(tmp_path / "s0_t1.nii.gz", (1, 1))
+    assert not np.allclose(read(path, cache_folder=str(folder)).cache[0], first)
+
+
+def _facts(spacing: tuple[float, ...], extent: tuple[float, ...]) -> Facts:
+    return Facts("one", {}, spacing, extent, extent)
+
+
+def test_size_and_spacing_are_chosen_from_the_data() -> None:
+    brains = [_facts((1.0, 1.0, 1.0), (140.0 + n, 170.0, 150.0)) for n in range(20)]
+    plan, why = choose_plan(brains, Wanted(("t1",)))
+    assert np.prod(plan.size) <= 96**3
+    assert (np.array(plan.size) * plan.spacing >= (158, 170, 150)).all()
+    assert "more than 884,736 voxels" in why[0]
+    small = [_facts((1.0, 1.0, 5.0), (40.0, 40.0, 40.0))] * 3
+    assert choose_plan(small, Wanted(("t1",)))[0].spacing == (1.0, 1.0, 5.0)
+    assert choose_plan(small, Wanted(("t1",)))[0].size == (40, 40, 8)
+    given, _ = choose_plan(brains, Wanted(("t1",), size=(32, 32, 32)))
+    assert (np.array(given.size) * given.spacing >= (158, 170, 150)).all()
+    assert choose_plan(brains, Wanted(("t1",), spacing=(2.0, 2.0, 2.0)))[0].size == (80, 88, 80)

@@ -1,0 +1,153 @@
+"""Scans through the public commands: train, evaluate, predict and explain, on generated NIfTI and DICOM."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.cli import main
+from regard.errors import ConfigError, DataError
+from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
+
+NANO: dict[str, Any] = {
+    "model": "vit3d_nano", "depth": 1, "width": 32, "heads": 2, "mlp": 64, "size": 16, "device": "cpu",
+    "quiet": True,
+}  # fmt: skip
+ORIENTATIONS = ("RAS", "LPS", "PIR")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 subjects in three orientations; the label is a bright block on the right in t1, the age its brightness."""
+    folder, draw = tmp_path_factory.mktemp("cohort"), np.random.default_rng(0)
+    rows: list[list[object]] = [["subject", "t1", "flair", "label", "patient", "age"]]
+    for n in range(48):
+        right, bright = bool(draw.random() < 0.5), float(draw.uniform(100, 400))
+        t1, flair = phantom((16, 16, 16), n), phantom((16, 16, 16), 100 + n)
+        t1[slice(9, 13) if right else slice(3, 7), 5:11, 5:11] += bright + 200
+        for name, array in (("t1", t1), ("flair", flair)):
+            save(folder / f"{n}_{name}.nii", array, affine_of((1.0, 1.0, 1.0)), ORIENTATIONS[n % 3])
+        side = "right" if right else "left"
+        rows.append([f"s{n}", f"{n}_t1.nii", f"{n}_flair.nii", side, f"p{n}", f"{bright:.2f}"])
+    with (folder / "cohort.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return folder / "cohort.csv"
+
+
+@pytest.fixture(scope="module")
+def run(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "sides"
+    return regard.train(cohort, epochs=8, lr=3e-3, explain=1, scans="t1", out=out, **NANO).path
+
+
+def test_the_side_of_a_block_is_learnt_whatever_the_orientation_of_the_files(run: Path, cohort: Path) -> None:
+    summary, data = (json.loads((run / name).read_text()) for name in ("summary.json", "data.json"))
+    assert summary["figures"]["accuracy"]["value"] == 1.0
+    assert data["volumes"]["fingerprint"]["channels"]["t1"]["orientations"].keys() == set(ORIENTATIONS)
+    assert data["volumes"]["plan"]["size"] == [16, 16, 16]
+    assert (run / "explain" / "01.png").is_file()
+    result = regard.evaluate(run, cohort, split="test", quiet=True)
+    assert result.figures["accuracy"].value == 1.0
+
+
+def test_a_scan_is_prepared_by_the_run_not_by_its_own_spacing(run: Path, cohort: Path, tmp_path: Path) -> None:
+    array = phantom((16, 16, 16), 3)
+    array[9:13, 5:11, 5:11] += 400
+    doubled = array.repeat(2, 0).repeat(2, 1)
+    fine = save(tmp_path / "fine.nii.gz", doubled, affine_of((0.5, 0.5, 1.0)), "ASL")
+    dicom = save_dicom(tmp_path / "dicom", array[::-1, ::-1].round(), spacing=(1.0, 1.0, 1.0))
+    model: Any = regard.load(run, quiet=True)
+    plain = model.prepare(save(tmp_path / "plain.nii", array))
+    assert float((model.prepare(fine) - plain).abs().mean()) < 0.25 * float(plain.abs().mean())
+    assert float((model.prepare(dicom) - plain).abs().mean()) < 0.02 * float(plain.abs().mean())
+    assert [p.label for p in model.predict_many([fine, dicom])] == ["right", "right"]
+    with pytest.raises(DataError, match="not the model's input"):
+        model.predict(np.zeros((1, 8, 8, 8), np.float32))
+
+
+def test_the_command_line_predicts_and_explains_scans(
+    run: Path, cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import nibabel
+
+    def command(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+        main()
+        return capsys.readouterr().out
+
+    scan = cohort.parent / "1_t1.nii"
+    assert "1_t1.nii" in command("predict", run, scan)
+    few = cohort.parent / "few.csv"
+    few.write_text("\n".join(cohort.read_text().splitlines()[:3]))
+    assert "s1" in command("predict", run, few)
+    out = tmp_path / "map.nii.gz"
+    command("explain", run, scan, "--out", out, "--checks", "none", "--method", "occlusion", "--target", "right")
+    made, own = nibabel.load(out), nibabel.load(scan)  # pyright: ignore[reportPrivateImportUsage]
+    assert made.shape == own.shape  # pyright: ignore[reportAttributeAccessIssue]
+    assert np.allclose(made.affine, own.affine)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_map_is_of_the_patient_and_not_of_the_order_of_the_file(run: Path, tmp_path: Path) -> None:
+    import nibabel
+
+    array, block = phantom((16, 16, 16), 3), np.zeros((16, 16, 16), np.float32)
+    array[9:13, 5:11, 5:11] += 400
+    block[9:13, 5:11, 5:11] = 1
+    model: Any = regard.load(run, quiet=True)
+    maps, locations = [], []
+    for orientation in ("RAS", "SPL"):
+        scan = save(tmp_path / f"{orientation}.nii", array, None, orientation)
+        mask = save(tmp_path / "mask.nii", block, None, "RAS")  # on the same voxels, though stored otherwise
+        made = model.explain(scan, "occlusion", target="right", mask=mask, checks="none")
+        written = _load(made.save(tmp_path / f"{orientation}_map.nii"))
+        assert nibabel.aff2axcodes(written.affine) == tuple(orientation)  # pyright: ignore[reportPrivateImportUsage]
+        maps.append(nibabel.as_closest_canonical(written).get_fdata())  # pyright: ignore[reportPrivateImportUsage]
+        locations.append(made.location)
+    assert maps[0].max() > maps[0].min()
+    assert np.allclose(maps[0], maps[1], atol=1e-3)
+    assert locations[0].share == pytest.approx(locations[1].share, abs=1e-3)
+    assert locations[0].area == pytest.approx(4 * 6 * 6 / 16**3)
+    with pytest.raises(ConfigError, match="does not lie on the voxels"):
+        model.explain(scan, mask=save(tmp_path / "small.nii", block[1:]), checks="none")
+
+
+def _load(path: Path) -> Any:
+    import nibabel
+
+    return nibabel.load(path)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def test_numbers_from_two_scans(cohort: Path, tmp_path: Path) -> None:
+    settings = NANO | {"column": "age", "epochs": 1, "explain": 0, "out": tmp_path / "run"}
+    made = regard.train(cohort, **settings)
+    model: Any = regard.load(made.path, quiet=True)
+    assert model.preparation.scans == ("t1", "flair")
+    paths = {name: cohort.parent / f"0_{name}.nii" for name in ("t1", "flair")}
+    assert np.isfinite(model.predict(paths).value)
+    assert "r2" in regard.evaluate(made.path, cohort, split="test", quiet=True).figures
+    with pytest.raises(DataError, match="the model sees 2 scans"):
+        model.predict(paths["t1"])
+    with pytest.raises(DataError, match="there is no flair scan"):
+        model.predict({"t1": paths["t1"]})
+
+
+def test_swin_and_a_dry_run_that_says_what_was_chosen(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"model": "swin3d_nano", "size": 16, "device": "cpu", "epochs": 1, "explain": 0}
+    regard.train(cohort, dry_run=True, quiet=True, **settings)  # pyright: ignore[reportArgumentType]
+    said = capsys.readouterr().out
+    for what in ("spacing, mm", "voxels after cropping", "flair", "so that 95 % of 48 subjects fit"):
+        assert what in said
