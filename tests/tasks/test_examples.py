@@ -4,7 +4,7 @@ import numpy as np
 
 from regard.metrics import summarise
 from regard.tasks.classification.evaluation import Evaluation
-from regard.tasks.images import choose_examples
+from regard.tasks.image_examples import choose_examples
 from regard.tasks.regression.evaluation import NumberEvaluation
 
 

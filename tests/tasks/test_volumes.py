@@ -14,6 +14,7 @@ import pytest
 import regard
 from regard.cli import main
 from regard.errors import ConfigError, DataError
+from regard.explain.explanation import METHODS
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
 
 NANO: dict[str, Any] = {
@@ -32,17 +33,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 subjects in three orientations; the label is a bright block on the right in t1, the age its brightness."""
+    """48 subjects in three orientations; the label is a bright block on the right in t1, the age its brightness.
+
+    The mask is the block; one subject has none, one an empty one, and one lies on other voxels.
+    """
     folder, draw = tmp_path_factory.mktemp("cohort"), np.random.default_rng(0)
-    rows: list[list[object]] = [["subject", "t1", "flair", "label", "patient", "age"]]
+    rows: list[list[object]] = [["subject", "t1", "flair", "label", "patient", "age", "mask"]]
     for n in range(48):
         right, bright = bool(draw.random() < 0.5), float(draw.uniform(100, 400))
         t1, flair = phantom((16, 16, 16), n), phantom((16, 16, 16), 100 + n)
-        t1[slice(9, 13) if right else slice(3, 7), 5:11, 5:11] += bright + 200
-        for name, array in (("t1", t1), ("flair", flair)):
+        block = np.zeros((16, 16, 16), np.float32)
+        block[slice(9, 13) if right else slice(3, 7), 5:11, 5:11] = 1
+        t1 += (bright + 200) * block
+        mask = {1: 0 * block, 2: block[1:]}.get(n, block)
+        for name, array in (("t1", t1), ("flair", flair), ("mask", mask)):
             save(folder / f"{n}_{name}.nii", array, affine_of((1.0, 1.0, 1.0)), ORIENTATIONS[n % 3])
         side = "right" if right else "left"
-        rows.append([f"s{n}", f"{n}_t1.nii", f"{n}_flair.nii", side, f"p{n}", f"{bright:.2f}"])
+        rows.append(
+            [f"s{n}", f"{n}_t1.nii", f"{n}_flair.nii", side, f"p{n}", f"{bright:.2f}", f"{n}_mask.nii" if n else ""]
+        )
     with (folder / "cohort.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     return folder / "cohort.csv"
@@ -51,7 +60,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "sides"
-    return regard.train(cohort, epochs=8, lr=3e-3, explain=1, scans="t1", out=out, **NANO).path
+    return regard.train(cohort, epochs=8, lr=3e-3, explain=2, scans="t1", out=out, **NANO).path
 
 
 def test_the_side_of_a_block_is_learnt_whatever_the_orientation_of_the_files(run: Path, cohort: Path) -> None:
@@ -62,6 +71,72 @@ def test_the_side_of_a_block_is_learnt_whatever_the_orientation_of_the_files(run
     assert (run / "explain" / "01.png").is_file()
     result = regard.evaluate(run, cohort, split="test", quiet=True)
     assert result.figures["accuracy"].value == 1.0
+
+
+def test_a_run_scores_its_maps_against_the_masks_and_shows_the_planes(run: Path) -> None:
+    held, page = json.loads((run / "explain" / "masks.json").read_text()), (run / "report.html").read_text()
+    maps = json.loads((run / "explain" / "explanations.json").read_text())
+    located = [e["location"] for pair in maps for e in pair if e["location"]]
+    assert len(held["subjects"]) == len(located) >= 2
+    assert {score["method"] for score in held["scores"]} == {"rollout", "integrated_gradients"}
+    for score in held["scores"]:
+        shares = [row["share"] for row in held["subjects"] if row["method"] == score["method"]]
+        assert score["share"]["value"] == pytest.approx(np.mean(shares))
+        assert score["chance"] == pytest.approx(4 * 6 * 6 / 12**3)  # of the foreground
+    for text in ("Maps against masks", "Slice by slice", 'id="volumes-data"', "The network’s input of 16 × 16 × 16"):
+        assert text in page
+
+
+def test_a_table_is_explained_with_its_masks(
+    run: Path, cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explain(rows: int, *more: str) -> str:
+        few = cohort.parent / "masked.csv"
+        few.write_text("\n".join(cohort.read_text().splitlines()[: 1 + rows]))
+        words = ["explain", run, few, "--method", "occlusion", "--checks", "none", "--out", tmp_path / "m.png", *more]
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+        main()
+        return capsys.readouterr().out
+
+    said = explain(2)  # without a mask, and with an empty one
+    assert "maps against masks" not in said
+    with pytest.raises(SystemExit):  # the third lies on other voxels: named, and the others are explained
+        explain(9)
+    said = capsys.readouterr()
+    assert "the mask does not lie on the voxels of the scan" in said.err
+    (line,) = [line for line in said.out.split("maps against masks")[1].splitlines() if line.startswith("occlusion")]
+    assert line.split()[1] == "6"
+    assert f"{4 * 6 * 6 / 12**3:.1%}" in line
+    model: Any = regard.load(run, quiet=True)
+    (subject,) = [s for s in model.inputs([str(cohort)]) if s.key == "s5"]
+    assert (
+        model.explain(subject, "occlusion", mask="mask", checks="none").location
+        == model.explain(subject, "occlusion", checks="none", mask=cohort.parent / "5_mask.nii").location
+    )
+
+
+@pytest.fixture(scope="module")
+def swin(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings: dict[str, Any] = {"model": "swin3d_nano", "size": 16, "device": "cpu", "quiet": True, "scans": "t1"}
+    return regard.train(cohort, epochs=1, explain=0, out=tmp_path_factory.mktemp("runs") / "swin", **settings).path
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["run", "swin"])
+def test_every_method_writes_a_map_on_the_scans_own_voxels(
+    name: str, method: str, cohort: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model: Any = regard.load(request.getfixturevalue(name), quiet=True)
+    scan = cohort.parent / "5_t1.nii"  # PIR
+    options = {"steps": 4} if method == "integrated_gradients" else {}
+    made = model.explain(scan, method, checks="none", mask=cohort.parent / "5_mask.nii", **options)
+    written, own = _load(made.save(tmp_path / "map.nii.gz")), _load(scan)
+    assert written.shape == own.shape
+    assert np.allclose(written.affine, own.affine)
+    assert np.allclose(written.get_fdata(), (made.file_map * made.map.numel()).numpy(), atol=1e-5)
+    assert made.location.share == pytest.approx(float(made.map[made.mask].sum()), abs=1e-5)
+    if not made.says_nothing:
+        assert float(made.map.sum()) == pytest.approx(1, abs=1e-4)
 
 
 def test_a_scan_is_prepared_by_the_run_not_by_its_own_spacing(run: Path, cohort: Path, tmp_path: Path) -> None:
@@ -120,7 +195,7 @@ def test_a_map_is_of_the_patient_and_not_of_the_order_of_the_file(run: Path, tmp
     assert maps[0].max() > maps[0].min()
     assert np.allclose(maps[0], maps[1], atol=1e-3)
     assert locations[0].share == pytest.approx(locations[1].share, abs=1e-3)
-    assert locations[0].area == pytest.approx(4 * 6 * 6 / 16**3)
+    assert locations[0].area == pytest.approx(4 * 6 * 6 / 12**3)  # of the foreground
     with pytest.raises(ConfigError, match="does not lie on the voxels"):
         model.explain(scan, mask=save(tmp_path / "small.nii", block[1:]), checks="none")
 

@@ -84,6 +84,14 @@ class Preparation:
             raise ConfigError(f"the mask {what}", do="mark something that the network sees")
         return share >= min(0.5, float(share.max())) - 1e-6
 
+    def patient(self, picture: Tensor) -> Tensor | None:
+        """Of a scan's `picture`: true in the foreground, (*size); None of pictures and arrays."""
+        if not self.scans:
+            return None
+        air = picture.flatten(1).amin(1)[:, None, None, None] if self.intensity == "raw" else 0.0
+        inside = (picture != air).any(0)
+        return inside if inside.any() else None
+
     def normalised(self, pictures: Tensor) -> Tensor:
         return normalise(pictures, self.mean, self.std)
 

@@ -99,7 +99,7 @@ class Location(NamedTuple):
     pointing: bool
     """The pointing game: whether the map's peak is inside the region."""
     area: float
-    """Share of the picture that the region covers: the expected score of an uninformative map."""
+    """Share of the picture, or of a scan's foreground, that the region covers: the score of an uninformative map."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +291,7 @@ def explain(
     start: Start | None = None,
     run: Callable[[Network, Tensor], Any] | None = None,
     visible: Tensor | None = None,
+    patient: Tensor | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
@@ -304,7 +305,7 @@ def explain(
     how far it has come.
     `start` is the token that attention is followed from, if not the class token or all. `run` gives a network's output
     for inputs, where more than these is needed, such as a mask of padding. `visible` (*size) is that mask: the map is
-    zero where it is false.
+    zero where it is false. `patient` (*size) is the foreground of a scan, in which a mask's size is measured.
     """
     check_method(method, options, model)
     require_gradients(model)
@@ -350,7 +351,7 @@ def explain(
         frame=frame,
         photo=photo,
         scan=scan,
-        location=None if mask is None else locate(painted, mask, visible),
+        location=None if mask is None else locate(painted, mask, patient if visible is None else visible),
     )
 
 
@@ -358,9 +359,24 @@ def _say_more(say: Callable[[str], None], told: str, more: str) -> None:
     say(f"{told}: {more}")
 
 
-def locate(painted: Tensor, mask: Tensor, visible: Tensor | None = None) -> Location:
-    """Share of a map (*size) inside `mask` (*size), and whether its peak is inside; `visible` is what is no padding."""
+def locate(painted: Tensor, mask: Tensor, within: Tensor | None = None) -> Location:
+    """Share of a map (*size) inside `mask` (*size), and whether its peak is inside; `within` is where it could be."""
     share = float(painted[mask].sum() / painted.sum().clamp_min(1e-30))
-    pointing = bool(painted.max() > painted.min() and mask.flatten()[painted.argmax()])
-    area = mask.float().mean() if visible is None else mask.sum() / visible.sum()
+    pointing = bool(painted.max() > painted.min() and mask[peak_of(painted)])
+    area = mask.float().mean() if within is None else (mask & within.bool()).sum() / within.sum().clamp_min(1)
     return Location(share, pointing, float(area))
+
+
+def peak_of(painted: Tensor) -> tuple[int, ...]:
+    """Where a map is largest: the middle of the block of equal values that begins at its first largest one.
+
+    >>> peak_of(torch.tensor([[0.0, 2, 2, 2], [0, 2, 2, 2]]))
+    (1, 2)
+    """
+    at = list(torch.unravel_index(painted.argmax(), painted.shape))
+    top, middle = painted.max(), []
+    for axis in range(painted.ndim):
+        line = painted[tuple(slice(int(n), None) if a == axis else int(n) for a, n in enumerate(at))]
+        length = int((line == top).int().cumprod(0).sum())
+        middle.append(int(at[axis]) + length // 2)
+    return tuple(middle)

@@ -43,7 +43,7 @@ def interactive(name: str, script: str, section: str, shown: list[dict[str, Any]
 
 def scripts() -> list[str]:
     """All that a report may run."""
-    return [_code("attention_explorer.js"), _code("word_explorer.js")]
+    return [_code(name) for name in ("attention_explorer.js", "word_explorer.js", "volume_explorer.js")]
 
 
 def _code(script: str) -> str:

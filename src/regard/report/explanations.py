@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import interval
+from regard.errors import counted
 from regard.report.attention_explorer import attention_explorer
+from regard.report.page import table
+from regard.report.volume_explorer import volume_explorer
 from regard.task import Section
 from regard.weights import Run
 
@@ -48,10 +52,42 @@ def explanations(run: Run) -> list[Section]:
         "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
         f"where it must be another. Over these images insertion exceeds deletion by {means}.{_complete(images)} "
         "The most telling images come first.</p>"
+        + _masks(run)
+        + volume_explorer(run, [maps[0] for maps in images])
         + attention_explorer(run, [maps[0] for maps in images])
         + "\n".join(pictures)
     )
     return [Section(TITLE, html)]
+
+
+def _masks(run: Run) -> str:
+    """How the maps lie on masks of the known cause, where the data has them."""
+    if not (run.path / "explain" / "masks.json").is_file():
+        return ""
+    held = run.read_json("explain/masks.json")
+    header = ("method", "subjects", "map inside", "95 % interval", "peak inside", "95 % interval", "chance", "p")
+    scores = held["scores"]
+    rows = [(s["method"], s["share"]["n"], f"{s['share']['value']:.1%}", interval(s["share"], ".1%"),
+             f"{s['hits']['value']:.0%}", interval(s["hits"], ".0%"), f"{s['chance']:.1%}", f"{s['hits_p']:.2g}")
+            for s in scores]  # fmt: skip
+    each = [(r["name"], r["method"], f"{r['share']:.1%}", "yes" if r["hit"] else "no", f"{r['chance']:.1%}")
+            for r in held["subjects"]]  # fmt: skip
+    return (
+        "<h3>Maps against masks</h3><p>How much of each map lies in the subject’s mask, and whether its peak does. "
+        "Chance is the mask’s share of the foreground; p is the probability of so many peaks inside by chance."
+        f"{escape(_others(scores))}</p>"
+        + table(header, rows)
+        + f"<details><summary>{counted(len(each), 'maps')}</summary>"
+        + table(("subject", "method", "map inside", "peak inside", "chance"), each)
+        + "</details>"
+    )
+
+
+def _others(scores: list[dict[str, Any]]) -> str:
+    parts = [
+        f"{s['method']} {s['others_share']:.1%} (p {s['others_p']:.2g})" for s in scores if s["others_p"] is not None
+    ]
+    return f" Inside other subjects’ masks, permuted: {', '.join(parts)}." if parts else ""
 
 
 def _gain(item: dict[str, Any]) -> float:

@@ -9,11 +9,16 @@ function colour(share) {
   return VIRIDIS[low].map((from, n) => Math.round(from + (at - low) * (VIRIDIS[low + 1][n] - from))).join(",");
 }
 
+// What base64 of zlib holds.
+async function unzipped(text) {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
 // Gives an item the largest weight of each of its `rows`, and all weights as shares of 255 of these.
 async function inflate(item, rows) {
-  const packed = Uint8Array.from(atob(item.data), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const plain = await new Response(stream).arrayBuffer(), view = new DataView(plain);
+  const plain = await unzipped(item.data), view = new DataView(plain);
   item.largest = Float32Array.from({ length: rows }, (_, row) => view.getFloat32(4 * row, true));
   item.weights = new Uint8Array(plain, 4 * rows);
 }
@@ -25,7 +30,7 @@ async function openItem(number) {
     const unpacked = await unpack(items[number]);
     return chosen.item === number ? unpacked : null;
   } catch (error) {
-    part("says").textContent = "This browser cannot unpack the attention (" + error + "); a newer one can.";
+    part("says").textContent = "This browser cannot unpack the data (" + error + "); a newer one can.";
     return null;
   }
 }

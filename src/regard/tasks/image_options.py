@@ -35,7 +35,11 @@ class ImageExplainOptions(Group):
     )
     checks: Literal["all", "none"] = setting("all", "none: the map alone, without its scores (most of the time).")
     target: str | None = setting(None, "Class or column to explain. Default: the predicted one.")
-    mask: str | None = setting(None, "Picture as large as the input, not zero where the cause is known to lie.")
+    mask: str | None = setting(
+        None,
+        "Picture (of scans: NIfTI) as large as the input, not zero where the cause is known to lie; or a column of "
+        "the table. Default: its first mask column.",
+    )
     box: tuple[int, ...] | None = setting(
         None, "The same as a box in pixels: top, left, bottom, right. Of a detector: number of its box, from 0."
     )

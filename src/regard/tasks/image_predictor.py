@@ -22,7 +22,7 @@ from regard.data import (
     to_tensor,
 )
 from regard.data.volumes import Prepared, ScanFrame, Subject, is_nifti
-from regard.data.volumes.inputs import as_subject, find_subjects, prepared_array, read_scan_mask
+from regard.data.volumes.inputs import as_subject, find_subjects, marked, prepared_array, read_scan_mask
 from regard.data.volumes.reader import read_prepared
 from regard.errors import ConfigError, DataError, counted, refuse_failed
 from regard.explain import (
@@ -39,6 +39,7 @@ from regard.explain import (
 from regard.explain.cost import Passes, pass_seconds, passes
 from regard.explain.draw import draw_pages
 from regard.explain.explanation import Checks
+from regard.explain.mask_scores import score_masks, score_table
 from regard.explain.visualise import STEPS
 from regard.networks.base import Network
 from regard.setting_groups import MAX_MEGAPIXELS
@@ -229,15 +230,18 @@ class ImagePredictor(PicturePredictor):
         """Why: a map over the image and its scores. `target` is the output to explain, the predicted one if not said.
 
         `mask` is where the cause is known to lie: a picture or array as large as the image, not zero inside,
-        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it. `checks="none"`
+        or a box (top, left, bottom, right) in its pixels. The map is then also scored against it. A subject of a table
+        has its mask from there: of the first mask column, or of the one that `mask` names. `checks="none"`
         leaves out the scores, which take most of the time. `say` is told how far it has come.
         """
         self.require_answers()
         check_method(method, options, self.model)
-        name, pixels, scan = self._read_placed(image)
+        name, pixels, scan, masks = self._read_placed(image)
         picture, size = self.preparation.picture(pixels), tuple(pixels.shape[1:])
         region = None
-        if mask is not None:
+        if scan is not None and (mask is None or (isinstance(mask, str) and mask in dict(masks))):
+            region = self._marked(masks, scan, mask, name)
+        elif mask is not None:
             inside = read_mask(mask, size) if scan is None else read_scan_mask(mask, scan)
             region = self.preparation.region(inside, scan)
         x = self.preparation.normalised(picture[None]).to(self.device)
@@ -251,9 +255,22 @@ class ImagePredictor(PicturePredictor):
             target=self.classes[number],
             score=lambda output: self.scores(output)[:, number], answer=lambda output: self.watched(output)[:, number],
             method=method, checks=checks, mask=region, scan=scan, twins=self.random_models, say=say,
+            patient=self.preparation.patient(picture),
             frame=None if self.preparation.scans else self.preparation.frame(size),
             photo=None if self.preparation.scans else small(pixels), **options,
         )  # fmt: skip
+
+    def check_mask(self, image: Prepared) -> None:
+        """A `DataError` if a subject's mask cannot be used."""
+        self._marked(image.masks, image.frame, None, image.name)
+
+    def _marked(self, masks: Any, scan: ScanFrame, column: str | None, name: str) -> Tensor | None:
+        """The region of a subject's own mask, if it has one; what is wrong with it is an error of the data."""
+        try:
+            inside = marked(masks, scan, column)
+            return None if inside is None else self.preparation.region(inside, scan)
+        except ConfigError as error:
+            raise DataError(error.what, where=error.where or name, do=error.do) from None
 
     def inspect(self, images: Iterable[Image] = (), *, registers: int = 0, quiet: bool = True) -> Inspection:
         """What the network has learnt: filters, positions and, on images, attention distance and token norms.
@@ -311,6 +328,8 @@ class ImagePredictor(PicturePredictor):
         if made:
             files = save_maps(made, out) if is_nifti(out) else draw_pages(made, out)
             print(*files, columns(*explanation_table(made)), sep="\n")
+            if len(made) > 1 and (scores := score_masks(made)):
+                print("\nmaps against masks", columns(*score_table(scores)), sep="\n")
         refuse_failed(failed)
 
     def _expected_time(self, images: int, unchecked: bool, needed: Passes) -> str:
@@ -330,17 +349,17 @@ class ImagePredictor(PicturePredictor):
             return f"about {bare} per image on this CPU"
         return f"about {told(least + checks, most + checks)} per image on this CPU; --checks none: {bare}"
 
-    def _read_placed(self, image: Image) -> tuple[str, Tensor, ScanFrame | None]:
-        """Name and pixels of an image; of a scan, also where it lies in its file."""
+    def _read_placed(self, image: Image) -> tuple[str, Tensor, ScanFrame | None, tuple[tuple[str, str], ...]]:
+        """Name and pixels of an image; of a scan, also where it lies in its file, and its masks by column."""
         plan = self.preparation.plan
         if plan is None:
-            return *self._read(image), None
+            return *self._read(image), None, ()
         if isinstance(image, Tensor | np.ndarray):
-            return "volume", prepared_array(_to_tensor(image), plan), None
+            return "volume", prepared_array(_to_tensor(image), plan), None, ()
         if not isinstance(image, Prepared):
             subject = image if isinstance(image, Subject) else as_subject(image, plan.scans)
             image = read_prepared(subject, plan, None, self.max_megapixels)
-        return image.name, image.pixels, image.frame
+        return image.name, image.pixels, image.frame, image.masks
 
     def _read(self, image: Image) -> tuple[str, Tensor]:
         if self.preparation.scans:

@@ -6,9 +6,8 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,15 +33,7 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.data.volumes.reader import VolumeReader
 from regard.errors import ConfigError, counted
-from regard.explain import (
-    Explanation,
-    attends,
-    reported,
-)
-from regard.explain.attention_store import BUDGET, keep_attention
-from regard.explain.draw import draw
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
@@ -413,55 +404,3 @@ class ImageTask(Task):
     @property
     def step_words(self) -> str:
         return f"{self.config.data.batch_size * self.config.optim.accumulate} images"
-
-
-def choose_examples(groups: Sequence[Sequence[int]], count: int, same: Callable[[int], object]) -> list[int]:
-    """Up to `count` samples, as many of each group as of the others while they last, in the order of the groups.
-
-    No two of them are the `same`.
-
-    >>> choose_examples([[7], [1, 2, 3], [1, 4, 5, 6]], 5, same=lambda n: n)
-    [7, 1, 2, 4, 5]
-    """
-    chosen, seen, waiting = [list[int]() for _ in groups], set[object](), [iter(group) for group in groups]
-    while len(seen) < count:
-        before = len(seen)
-        for own, group in zip(chosen, waiting, strict=True):
-            fresh = next((n for n in group if same(n) not in seen), None)
-            if fresh is not None and len(seen) < count:
-                own.append(fresh)
-                seen.add(same(fresh))
-        if len(seen) == before:
-            break
-    return [n for own in chosen for n in own]
-
-
-def explain_images(
-    run: Run, predictor: Any, images: Images, samples: Sequence[tuple[int, str, str]], progress: Progress
-) -> None:
-    """Explain tested images, given by number, key and true label, and keep their attention for the report."""
-    done, room = list[list[Explanation]](), BUDGET
-    methods = reported(predictor.model)
-    with progress.bar("explaining", len(samples)) as tick:
-        for place, (number, key, truth) in enumerate(samples, start=1):
-            say = partial(tick, place - 1)
-            image = _explained(images.source, number)
-            done.append([predictor.explain(image, method=method, say=say).about(key, truth) for method in methods])
-            draw(done[-1], run.path / "explain" / f"{place:02d}.png")
-            x = predictor.prepare(image)
-            if attends(predictor.model):
-                room -= keep_attention(run, place, predictor.model, x, _explored(done[-1][0]), room)
-            tick(place)
-    if done:
-        run.write_json("explain/explanations.json", [[e.to_json() for e in maps] for maps in done])
-
-
-def _explained(source: Source, number: int) -> Any:
-    """The file's own pixels, which the predictor fits and draws on; of a scan, its input and where that lies."""
-    reader = source.reader
-    return reader.prepared(number) if isinstance(reader, VolumeReader) else source.read(number)[0]
-
-
-def _explored(item: Explanation) -> Tensor:
-    """The picture on which attention is explored: fine, but of volumes, whose slices are many."""
-    return item.seen if item.picture.ndim == 3 else item.picture

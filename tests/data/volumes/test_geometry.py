@@ -97,6 +97,7 @@ def test_finer_voxels_are_those_of_nibabel(tmp_path: Path) -> None:
     affine[:3, 3] = (straight.affine @ [*first, 1])[:3]
     oracle = resample_from_to(straight, ((16, 16, 16), affine), order=1).get_fdata()
     assert np.allclose(made.pixels[0].numpy(), oracle, atol=1e-3)
+    assert np.allclose(made.frame.input_to_mm(), affine, atol=1e-6)
 
 
 def test_coarser_voxels_keep_the_mean(tmp_path: Path) -> None:

@@ -51,6 +51,18 @@ class ScanFrame:
             places.append((at - start) * self.frame.input_size[axis] / length)
         return tuple(places)
 
+    def input_to_mm(self) -> np.ndarray:
+        """(4, 4): from the index of an input's voxel to the scanner's millimetres."""
+        to_file = np.zeros((4, 4))
+        to_file[3, 3] = 1
+        for axis, (start, length) in enumerate(self.frame.window):
+            scale, side = length / self.frame.input_size[axis], self.frame.file_size[axis]
+            first = start + scale / 2 - 0.5  # the middle of the input's first voxel
+            row = self.order[axis]
+            to_file[row, axis] = -scale if self.flipped[axis] else scale
+            to_file[row, 3] = side - 1 - first if self.flipped[axis] else first
+        return np.array(self.affine) @ to_file
+
     def save(self, field: Tensor, path: Path, about: str, write: Any) -> Path:
         """Write a map of the input as NIfTI with the scan's own affine and shape."""
         from regard.data.volumes.nifti import save_nifti

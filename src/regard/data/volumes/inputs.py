@@ -85,7 +85,7 @@ def read_scan_mask(mask: Any, frame: ScanFrame) -> Tensor:
     if not (isinstance(mask, str | Path) and is_nifti(mask)):
         return read_mask(mask, frame.file_size)
     try:
-        held = read_scan(Path(mask).expanduser())
+        held = read_scan(Path(mask).expanduser(), constant=True)
     except DataError as error:
         raise ConfigError(f"the mask cannot be read: {error.what}", where=mask, do=error.do) from None
     scan = Scan(np.broadcast_to(np.float32(0), frame.file_size), np.array(frame.affine), "the scan")
@@ -96,3 +96,10 @@ def read_scan_mask(mask: Any, frame: ScanFrame) -> Tensor:
     inside = torch.from_numpy(straight.array != 0)  # back to the order of the scan's axes
     inside = inside.flip([axis for axis, flip in enumerate(frame.flipped) if flip])
     return inside.permute([frame.order.index(axis) for axis in range(3)])
+
+
+def marked(masks: Sequence[tuple[str, str]], frame: ScanFrame, column: str | None = None) -> Tensor | None:
+    """What a subject's mask marks, on the scan's voxels: of this column, or the first; None if it marks nothing."""
+    path = next((path for name, path in masks if path and column in (None, name)), "")
+    inside = read_scan_mask(path, frame) if path else None
+    return inside if inside is not None and inside.any() else None

@@ -56,6 +56,8 @@ class Prepared(NamedTuple):
     """(channels, *size) float32."""
     frame: ScanFrame
     name: str = ""
+    masks: tuple[tuple[str, str], ...] = ()
+    """The subject's masks: column and path."""
 
 
 class Loaded(NamedTuple):

@@ -50,7 +50,7 @@ def read_prepared(subject: Subject, plan: Plan, cache: Cache | None, max_megapix
         array, held = cache.read_array(key, (len(plan.scans), *plan.size)), cache.read_json(key)
         if array is not None and held is not None:
             try:
-                return Prepared(torch.from_numpy(array), ScanFrame.from_json(held), subject.key)
+                return Prepared(torch.from_numpy(array), ScanFrame.from_json(held), subject.key, subject.masks)
             except (KeyError, TypeError, ValueError, IndexError):
                 pass  # damaged: prepared again
     try:
@@ -60,7 +60,7 @@ def read_prepared(subject: Subject, plan: Plan, cache: Cache | None, max_megapix
     if cache:
         cache.write_json(key, made.frame.to_json())
         cache.write_array(key, made.pixels.numpy())
-    return made
+    return made._replace(masks=subject.masks)
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,11 @@ def is_nifti(path: str | Path) -> bool:
     return str(path).lower().endswith(NIFTI)
 
 
-def read_scan(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> Scan:
+def read_scan(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS, *, constant: bool = False) -> Scan:
     """A NIfTI file, or a folder with one DICOM series; FOLDER#NAME is one of several series in it.
 
     NaN, infinite, constant and empty volumes are refused; so are sizes beyond the limit, before anything is read.
+    With `constant`, as for masks, all voxels may be equal.
     """
     from regard.data.volumes.dicom import read_dicom
     from regard.data.volumes.nifti import read_nifti
@@ -96,16 +97,16 @@ def read_scan(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> Scan:
         require_medical("pydicom", "highdicom")
         folder, _, series = str(path).partition("#")
         scan = read_dicom(Path(path if Path(path).exists() else folder), most, "" if Path(path).exists() else series)
-    return _checked(scan)
+    return _checked(scan, constant)
 
 
-def _checked(scan: Scan) -> Scan:
+def _checked(scan: Scan, constant: bool) -> Scan:
     bad = int((~np.isfinite(scan.array)).sum())
     if bad:
         do = "set them to the value of the background, or leave the subject out"
         raise DataError(f"{bad:,} voxels are NaN or infinite", where=scan.path, do=do)
     low, high = float(scan.array.min()), float(scan.array.max())
-    if low == high:
+    if low == high and not constant:
         what = (
             "the volume is empty: every voxel is 0" if low == 0 else f"the volume is constant: every voxel is {low:g}"
         )

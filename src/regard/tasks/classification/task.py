@@ -23,8 +23,9 @@ from regard.tasks.classification.pixel_baseline import pixel_baselines
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
 from regard.tasks.classification.settings import EvalOptions
+from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, choose_examples, explain_images, read_images
+from regard.tasks.images import ImageTask, read_images
 from regard.training import World
 from regard.weights import Run, open_weights
 

@@ -15,8 +15,9 @@ from regard.data import Augmenter, Batch, Images, Loader
 from regard.errors import ConfigError, DataError
 from regard.evaluation import run_over
 from regard.metrics import Comparison
+from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, choose_examples, explain_images
+from regard.tasks.images import ImageTask
 from regard.tasks.regression.data import NumberDataset, read_numbers
 from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError

@@ -18,8 +18,9 @@ from regard.errors import ConfigError
 from regard.evaluation import run_over
 from regard.metrics import Comparison, Concordance, survival_figures
 from regard.networks.base import Network
+from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
-from regard.tasks.images import ImageTask, choose_examples, explain_images
+from regard.tasks.images import ImageTask
 from regard.tasks.survival.clinical import Clinical, fit_cox, join
 from regard.tasks.survival.curves import Curves, discrete_targets, make_edges
 from regard.tasks.survival.data import SubjectDataset, read_subjects
