@@ -117,7 +117,7 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> Figure:
     ups, downs = int(positive.sum()), int((~positive).sum())
     if not ups or not downs:
         return Figure(math.nan, math.nan, math.nan, len(score))
-    value = float(_one_against_rest(np.ones((1, len(score))), score, positive)[0])
+    value = float(weighted_aurocs(np.ones((1, len(score))), score, positive)[0])
     more = (ups + downs) / 2 - 1
 
     def distance(t: float) -> float:
@@ -151,7 +151,7 @@ def _macro_auroc(each: list[Figure], weights: np.ndarray, probs: np.ndarray, lab
         return each[present[0]]
     value, low, high = (float(np.mean([each[c][part] for c in present])) for part in range(3))
     if low < value < 1 and weights.size * len(present) <= 1_000_000_000:
-        resampled = np.stack([_one_against_rest(weights, probs[:, c], labels == c) for c in present])
+        resampled = np.stack([weighted_aurocs(weights, probs[:, c], labels == c) for c in present])
         means = np.ma.masked_invalid(resampled).mean(0).filled(np.nan)  # over the classes that were drawn
         return with_percentiles(means[0], means[1:], len(labels))
     return Figure(value, low, high, len(labels))
@@ -205,7 +205,7 @@ def _lower_calibration(value: float, reliability: np.ndarray, simulations: int =
     return value * _boundary(reached, 0.0, 1.0, steps=12) if reached(0.0) < 0 else 0.0
 
 
-def _one_against_rest(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
+def weighted_aurocs(weights: np.ndarray, score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """AUROC of one class for each row of sample weights (small whole numbers).
 
     float32 holds their sums exactly up to 2²⁴, which is more than are ever resampled.
