@@ -1,8 +1,14 @@
 """The worked examples of the lecture decks, run through the package's own functions."""
 
+from typing import Any
+
 import torch
+from torch.nn import functional as F
 
 import regard
+from regard.networks.rnn.config import RNNConfig
+from regard.networks.rnn.network import RNN
+from regard.networks.translator import Memory
 from regard.nn import attend, capture, patchify, sinusoid
 from tests.nn.test_attention import One
 
@@ -17,6 +23,33 @@ def test_unscaled_context_vector_of_the_korean_sentence():
     expected = torch.tensor([[[0.151, 0.340, 0.162, 0.169, 0.178]]])
     torch.testing.assert_close(tape.attention(0, 0), expected, atol=5e-4, rtol=0)
     torch.testing.assert_close(context, torch.tensor([[0.243, 0.339, 0.370]]), atol=5e-4, rtol=0)
+
+
+def test_the_previous_state_of_a_decoder_asks_in_that_example():
+    """ "At moment 6 the decoder gets g⁵ from moment 5": the query is the state before the word, and the decoder reads
+    the context beside it. Here a decoder has just been handed g⁵, with h¹ to h⁵ as the encoder's states."""
+    model = RNN(RNNConfig(vocabulary=9, width=4, depth=1)).eval()  # one number more: the width is even
+    states, previous = F.pad(STATES, (0, 1))[None], torch.tensor([0.2, 0.9, 0.0, 0.0]).view(1, 1, 4)
+    memory = Memory(states, torch.ones(1, 5, dtype=torch.bool), (previous, torch.zeros_like(previous)))
+    seen = []
+    layer: Any = model.decoder[0]
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][0, 0]))
+    model.decode(torch.tensor([[3]]), memory)
+    context = torch.tensor([0.243, 0.339, 0.370, 0.0])
+    torch.testing.assert_close(seen[0][4:], context, atol=5e-4, rtol=0)
+    model.step(torch.tensor([[3]]), model.begin(memory, 1, 2))
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_hidden_state_and_cell_are_handed_over():
+    """Of X (B × L × N) the encoder of an LSTM hands over H and C, each B × M."""
+    model, source = RNN(RNNConfig(vocabulary=9, width=4, depth=1)).eval(), torch.tensor([[3, 4, 5], [6, 7, 0]])
+    memory = model.encode(source)
+    assert [part.shape for part in memory.last] == [(1, 2, 4), (1, 2, 4)]
+    for part in (0, 1):
+        zeros = tuple(torch.zeros_like(h) if n == part else h for n, h in enumerate(memory.last))
+        other = model.decode(source, memory._replace(last=zeros))
+        assert (other - model.decode(source, memory)).abs().amax(-1).min() > 1e-4
 
 
 def test_scaling_would_change_that_example():

@@ -90,9 +90,9 @@ MODELS: dict[str, Entry] = {
     "transformer_nano": Entry("transformer", 5_661_696, (), OURS),
     "transformer_base": Entry("transformer", 63_082_496, (), ATTENTION),
     "transformer_big": Entry("transformer", 214_245_376, (), ATTENTION),
-    "rnn_nano": Entry("rnn", 5_000_320, (), OURS),
-    "rnn_attention": Entry("rnn", 26_825_216, (), ALIGN),
-    "rnn_plain": Entry("rnn", 26_825_216, (), SEQ2SEQ),
+    "rnn_nano": Entry("rnn", 5_065_856, (), OURS),
+    "rnn_attention": Entry("rnn", 27_873_792, (), ALIGN),
+    "rnn_plain": Entry("rnn", 27_873_792, (), SEQ2SEQ),
 }
 
 

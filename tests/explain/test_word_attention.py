@@ -66,11 +66,12 @@ def test_an_rnn_shows_its_alignment_alone(attention):
     hook = model.alignment.register_forward_hook(lambda module, inputs, _: seen.append(inputs))
     found = record_words(model, TOKENIZERS, *HOUSES)
     hook.remove()
-    ((states, memory),) = seen
+    states, memory = torch.cat([inputs[0][0] for inputs in seen]), seen[0][2]
+    assert len(states) == len(found.target.ids), "one query per word, each a call of its own"
     if attention == "dot":
-        scores = states[0] @ memory.words[0].T
+        scores = states @ memory.words[0].T
     else:
-        q, k = states[0] @ model.alignment.query.weight.T, memory.words[0] @ model.alignment.key.weight.T
+        q, k = states @ model.alignment.query.weight.T, memory.words[0] @ model.alignment.key.weight.T
         scores = (q[:, None] + k[None]).tanh() @ model.alignment.vector
     assert found.kinds == ("cross",)
     torch.testing.assert_close(found.weights["cross"][0, 0], scores.softmax(-1).float(), atol=1e-6, rtol=0)

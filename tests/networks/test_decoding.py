@@ -38,7 +38,7 @@ def recurrent(**fields) -> Translator:
     shape = {"vocabulary": 23, "width": 16, "depth": 2, "embeddings": "separate", "output_bias": True, "dropout": 0.0}
     model = RNN(RNNConfig(**shape | fields)).eval()
     for p in model.parameters():
-        nn.init.normal_(p, std=0.5)
+        nn.init.normal_(p, std=0.6)
     bias_of(model)[END] = 1.0
     return model
 
@@ -48,6 +48,8 @@ KINDS = {
     "pre": lambda **fields: lively(norm="pre", key_width=3, value_width=5, **fields),
     "lstm": recurrent,
     "gru": lambda **fields: recurrent(cell="gru", attention="additive", **fields),
+    "fed": lambda **fields: recurrent(query="newest", **fields),
+    "parallel": lambda **fields: recurrent(query="newest", input_feeding=False, cells=False, **fields),
     "plain": lambda **fields: recurrent(attention="none", **fields),
 }
 KIND = pytest.mark.parametrize("kind", KINDS)

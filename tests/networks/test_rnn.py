@@ -16,12 +16,20 @@ from regard.registry import MODELS
 from tests.networks.test_transformer import END, PADDING, START, sentences
 
 # Loss after three steps of the test below, by attention; it changes only when the arithmetic does.
-RECORDED = {"dot": 1.149055, "additive": 1.149910, "none": 1.110098}
+RECORDED = {"dot": 1.136001, "additive": 1.095624, "none": 1.127091}
+SIMPLE = {"query": "newest", "input_feeding": False, "cells": False}
+"""Luong's query, words alone as input, hidden states alone handed over: all words in one pass."""
+RECORDED_SIMPLE = {"dot": 1.149055, "additive": 1.149910}
 KINDS = [
     {},
     {"cell": "gru"},
     {"attention": "additive"},
-    {"cell": "gru", "attention": "none"},
+    {"attention": "none"},
+    {"query": "newest"},
+    {"query": "newest", "attention": "additive", "cell": "gru"},
+    {"input_feeding": False},
+    {"input_feeding": False, "query": "newest", "cells": False},
+    {"cell": "gru", "attention": "none", "input_feeding": False},
     {"vocabulary": (23, 19), "embeddings": "tied"},
     {"embeddings": "separate", "output_bias": True},
 ]
@@ -45,7 +53,8 @@ def test_counts_follow_from_the_shape(name):
     d, half = c.width, c.width // 2
     encoder = 2 * 4 * (d * half + half * half + 2 * half)
     decoder = 4 * (2 * d * d + 2 * d)
-    assert MODELS[name].parameters == 37_000 * d + c.depth * (encoder + decoder) + 2 * d * d + d
+    context = 4 * d * d  # read beside the word by the first layer
+    assert MODELS[name].parameters == 37_000 * d + c.depth * (encoder + decoder) + context + 2 * d * d + d
 
 
 def test_with_and_without_attention_are_of_one_size():
@@ -87,56 +96,131 @@ def test_no_word_knows_of_those_after_it_and_all_know_the_source(changes):
         assert (model(other, target).logits - expected).abs().max() > 1e-5
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_the_encoder_is_torchs_packed_bidirectional_one(cell):
-    model, source = small(cell=cell), sentences(7, 2, 5)
-    lengths = torch.tensor([7, 2, 5])
-    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](16, 8, num_layers=2, bidirectional=True, batch_first=True)
-    state = {}
+def cell_of(layer: nn.RNNBase, suffix: str = "") -> nn.LSTMCell | nn.GRUCell:
+    """One step of a layer, in double precision: torch's own cell with its weights."""
+    kind = nn.LSTMCell if isinstance(layer, nn.LSTM) else nn.GRUCell
+    cell = kind(layer.input_size, layer.hidden_size)
+    cell.load_state_dict({name: getattr(layer, f"{name}_l0{suffix}") for name in cell.state_dict()})
+    return cell.double()
+
+
+def advance(cell: Any, word: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Hidden state (and cell) after one more word."""
+    return cell(word[None], state) if isinstance(cell, nn.LSTMCell) else (cell(word[None], state[0]),)
+
+
+def encode_by_hand(model: RNN, source: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    """States (S, width) of one sentence without padding, and the last states of every layer: a cell, word by word."""
+    words, last = model.embedding(source).double() * 4, []
+    parts = 2 if model.config.cell == "lstm" else 1
     layers: Any = model.encoder
-    for n, layer in enumerate(layers):
-        for side, suffix in ((layer.forwards, ""), (layer.backwards, "_reverse")):
-            for name, parameter in side.named_parameters():
-                state[name.replace("_l0", f"_l{n}") + suffix] = parameter
-    theirs.load_state_dict(state)
-    packed = nn.utils.rnn.pack_padded_sequence(
-        model.embedding(source) * 4, lengths, batch_first=True, enforce_sorted=False
-    )
-    states, last = theirs(packed)
-    expected, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
-    memory, hidden = model.encode(source), last[0] if cell == "lstm" else last
-    torch.testing.assert_close(memory.words * memory.mask[..., None], expected, atol=1e-5, rtol=1e-5)
-    expected = torch.stack([torch.cat([hidden[2 * n], hidden[2 * n + 1]], -1) for n in range(2)])
-    torch.testing.assert_close(memory.last[0], expected, atol=1e-5, rtol=1e-5)
+    for layer in layers:
+        ways, ends = [], []
+        for suffix, order in (("", range(len(source))), ("_reverse", reversed(range(len(source))))):
+            state, states = tuple(torch.zeros(1, 8).double() for _ in range(parts)), {}
+            for n in order:
+                state = advance(cell_of(layer, suffix), words[n], state)
+                states[n] = state[0][0]
+            ways.append(torch.stack([states[n] for n in range(len(source))]))
+            ends.append(state)
+        words = torch.cat(ways, -1)
+        last.append(tuple(torch.cat(both, -1) for both in zip(*ends, strict=True)))
+    return words, last
 
 
-@pytest.mark.parametrize("attention", ["dot", "additive"])
-def test_the_captured_alignment_and_the_features_equal_arithmetic_by_hand(attention):
-    model, source, target = small(attention=attention), sentences(7, 4), sentences(5, 5)
+@pytest.mark.parametrize("changes", KINDS[:9])  # the others look up their words elsewhere
+@torch.no_grad()
+def test_every_step_and_its_captured_weights_equal_the_papers_by_hand(changes):
+    """Bahdanau et al., appendix A.2, Luong et al., sections 3.1 and 3.3, and Cho et al., with torch's own cells."""
+    model = small(**changes)
+    config, alignment = model.config, model.alignment
+    source, target = sentences(7, 4), sentences(5, 5)
+    parts: Any = alignment
     with regard.capture(model) as tape:
         out = model(source, target)
     assert torch.equal(out.logits, model(source, target).logits)
-    assert tape.names == ["alignment"]
-    memory = model.encode(source)
-    states = model._run(target, memory.last[0], None)[0].double()
+    assert tape.names == ([] if alignment is None else ["alignment"])
+    layers: Any = model.decoder
     for sentence, length in enumerate((7, 4)):
-        keys = memory.words[sentence, :length].double()
-        if attention == "dot":
-            scores = states[sentence] @ keys.T
-        else:
-            alignment: Any = model.alignment
-            q, k = (m.weight.double() for m in (alignment.query, alignment.key))
-            both = (states[sentence] @ q.T)[:, None] + (keys @ k.T)[None]
-            scores = both.tanh() @ alignment.vector.double()
-        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        captured = tape.attention("alignment", 0)[sentence]
-        torch.testing.assert_close(captured[:, :length], weights.float(), atol=1e-6, rtol=0)
-        assert captured[:, length:].abs().sum() == 0
-        joined = torch.cat([weights @ keys, states[sentence]], -1).float()
-        torch.testing.assert_close(out.features[sentence], model.combine(joined).tanh(), atol=1e-5, rtol=1e-5)
+        keys, handed = encode_by_hand(model, source[sentence, :length])
+        torch.testing.assert_close(out.memory[sentence, :length].double(), keys, atol=1e-5, rtol=1e-5)
+        states: list[Any] = handed if config.cells else [(hidden, 0 * cells) for hidden, cells in handed]
+        fixed, features, weights = states[-1][0][0], torch.zeros(16).double(), torch.empty(0)
+
+        def ask(query: torch.Tensor, keys: torch.Tensor = keys) -> tuple[torch.Tensor, torch.Tensor]:
+            if config.attention == "additive":
+                both = query @ parts.query.weight.double().T + keys @ parts.key.weight.double().T
+                scores = both.tanh() @ parts.vector.double()
+            else:
+                scores = keys @ query
+            weights = scores.exp() / scores.exp().sum()
+            return weights, weights @ keys
+
+        for n, word in enumerate(model.embedding(target[sentence]).double() * 4):
+            context = fixed
+            if alignment is not None and config.query == "previous":
+                weights, context = ask(states[-1][0][0])
+            fed = features if alignment is not None and config.query == "newest" else context
+            given = torch.cat([word, fed]) if config.input_feeding else word
+            for depth, layer in enumerate(layers):
+                states[depth] = advance(cell_of(layer), given, states[depth])
+                given = states[depth][0][0]
+            if alignment is not None and config.query == "newest":
+                weights, context = ask(given)
+            joined = torch.cat([context, given]) @ model.combine.weight.double().T + model.combine.bias.double()
+            features = joined.tanh()
+            torch.testing.assert_close(out.features[sentence, n].double(), features, atol=1e-5, rtol=1e-5)
+            if alignment is not None:
+                captured = tape.attention("alignment", 0)[sentence, n]
+                torch.testing.assert_close(captured[:length].double(), weights, atol=2e-6, rtol=0)
+                assert captured[length:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention": "additive"}, {"query": "newest"}, SIMPLE])
+def test_the_tapes_gradients_are_those_of_the_weights(changes):
+    """Moved by hand: values in the encoder's states, and so the weights' effect, of each step on all after it."""
+    model, source, target = small(**changes).double(), sentences(4), sentences(3)
+    with regard.capture(model, gradients=True) as tape:
+        model(source, target).logits[0, :2].sum().backward()
+    gradient = tape.gradient("alignment", 0)[0]
+    assert gradient.shape == (3, 4)
+    assert gradient[2].abs().sum() == 0, "nothing asked for depends on the last word's weights"
+    values, alignment = model.encode(source).words[0], model.alignment
+    for step in range(2):
+        for moved in range(4):
+            results = []
+            for sign in (1, -1):
+
+                def nudge(module, inputs, context, step=step, moved=moved, sign=sign):
+                    now = inputs[3] if model.config.input_feeding else 0
+                    if now == step:
+                        context = context.clone()
+                        context[0, 0] += sign * 1e-5 * values[moved]
+                        return context
+                    if not model.config.input_feeding:
+                        context = context.clone()
+                        context[0, step] += sign * 1e-5 * values[moved]
+                    return context
+
+                assert alignment is not None
+                handle = alignment.register_forward_hook(nudge)
+                with torch.no_grad():
+                    results.append(float(model(source, target).logits[0, :2].sum()))
+                handle.remove()
+            assert float(gradient[step, moved]) == pytest.approx((results[0] - results[1]) / 2e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"attention": "none", "query": "newest"}, "nothing is asked"), ({"cell": "gru", "cells": False}, "has none")],
+)
+def test_an_option_of_what_is_not_there_is_refused(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        small(**changes)
 
 
 def test_without_attention_the_source_is_one_vector():
+    """And the states that the decoder starts with."""
     model, target = small(attention="none"), sentences(5)
     memory = model.encode(sentences(7))
     other = memory._replace(words=torch.randn_like(memory.words))
@@ -170,6 +254,11 @@ def test_overfits_one_batch_and_gives_the_recorded_loss(attention):
     assert losses[0] == pytest.approx(math.log(40), abs=0.6)
     assert losses[3] == pytest.approx(RECORDED[attention], abs=2e-4)
     assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("attention", RECORDED_SIMPLE)
+def test_the_parallel_decoder_gives_the_loss_recorded_when_it_was_the_only_one(attention):
+    assert steps(4, 5e-3, attention=attention, **SIMPLE)[3] == pytest.approx(RECORDED_SIMPLE[attention], abs=2e-4)
 
 
 def test_an_lstm_begins_by_remembering():

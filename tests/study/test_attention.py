@@ -202,7 +202,7 @@ def test_finished_networks_are_kept_and_the_rest_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "learn", learn)
     assert found.recalls == bottleneck(arms, task=TINY, seeds=2).recalls  # as if it had never been stopped
     bottleneck(arms, task=replace(TINY, steps=2), seeds=1, keep=tmp_path)
-    assert json.loads((tmp_path / "rnn_plain-1-0.json").read_text())["settings"]["steps"] == 2
+    assert json.loads((tmp_path / "rnn_plain-0.json").read_text())["settings"]["steps"] == 2
     with pytest.raises(ConfigError, match="did you mean rnn_plain"):
         bottleneck(("rnn_plane",), task=TINY)
 

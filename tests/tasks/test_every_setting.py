@@ -596,7 +596,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "rnn_nano": {
         "embeddings": "separate", "output_bias": True, "width": 32, "depth": 2, "dropout": 0.5, "cell": "gru",
-        "attention": "none",
+        "attention": "none", "query": "newest", "input_feeding": False, "cells": False,
     },
 }  # fmt: skip
 """Another value of each field than the model's own."""

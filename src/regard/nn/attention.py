@@ -38,13 +38,15 @@ def attend(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     causal: bool = False,
+    step: int = 0,
 ) -> Tensor:
     """Scaled dot-product attention of queries (B, H, Q, D), keys (B, H, K, D) and values (B, H, K, E): (B, H, Q, E).
 
     `scale` is 1/√D unless given. `mask` is true where a query may attend. `bias` is added to the scaled
     scores. Both broadcast to (B, H, Q, K); fewer than B entries of the batch repeat, as windows of each image do.
     `causal` lets query i attend to keys 0 to i, itself included. A query with no allowed key gives zeros.
-    Runs the fused kernel; see `capture` for the weights.
+    Runs the fused kernel; see `capture` for the weights. A network that asks the same keys again and again numbers its
+    calls by `step`: a tape has the queries of all steps as those of one layer.
 
     >>> q, k = torch.tensor([[0.2, 0.9, 0.0]]), torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0]])
     >>> attend(q, k, k, scale=1.0)
@@ -53,7 +55,7 @@ def attend(
     scoring, alone = _Scoring(scale, mask, bias, causal), mask is None and bias is None
     limits = None if alone else _limits(q, k, scoring)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=limits, is_causal=causal and alone, scale=scale)
-    _record(q, k, v, out, scoring)
+    _record(q, k, v, out, scoring, step)
     return out
 
 
@@ -102,7 +104,9 @@ def _has_kernel(device: torch.device) -> bool:
     return True
 
 
-def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Tensor | None = None) -> Tensor:
+def attend_additive(
+    q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Tensor | None = None, step: int = 0
+) -> Tensor:
     """softmax(vectorᵀ tanh(q + k)) v, the attention of Bahdanau et al. (2015), appendix A.1.2; shapes as in `attend`.
 
     There is no fused kernel for it: each pair of query and key needs D values, not one score.
@@ -113,7 +117,7 @@ def attend_additive(q: Tensor, k: Tensor, v: Tensor, vector: Tensor, *, mask: Te
     """
     scoring = _Scoring(mask=mask, vector=vector)
     out = _softmax(q, k, scoring) @ v
-    _record(q, k, v, out, scoring)
+    _record(q, k, v, out, scoring, step)
     return out
 
 
@@ -190,21 +194,26 @@ def _softmax_or_zeros(scores: Tensor, limits: Tensor | None) -> Tensor:
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
-def _record(q: Tensor, k: Tensor, v: Tensor | None, out: Tensor, scoring: _Scoring) -> None:
+def _record(q: Tensor, k: Tensor, v: Tensor | None, out: Tensor, scoring: _Scoring, step: int = 0) -> None:
     # A ContextVar cannot be traced, so compiled and exported graphs must not reach it; `capture`
     # makes compiled models run eagerly instead.
     if torch.compiler.is_compiling():
         return
     for tape in _TAPES.get():
-        if tape._running:
+        if not tape._running:
+            continue
+        if step:
+            call = tape._calls[-1]
+            call = tape._calls[-1] = call._replace(q=torch.cat([call.q, q.detach()], dim=-2))
+        else:
             # Cloned because q, k and v are usually views of one projection, which would stay in memory.
             values = v.detach().clone() if tape._gradients and v is not None else None
             parts: list[Any] = [part.detach() if isinstance(part, Tensor) else part for part in scoring]
             detached = _Scoring(*parts)
             call = _Call(tape._name, q.detach().clone(), k.detach().clone(), detached, values, {})
             tape._calls.append(call)
-            if tape._gradients and out.requires_grad:
-                out.register_hook(lambda gradient, call=call: call.gradients.update(last=gradient.detach()))
+        if tape._gradients and out.requires_grad:
+            out.register_hook(lambda gradient, call=call: call.gradients.update({step: gradient.detach()}))
 
 
 def recording() -> bool:
@@ -218,8 +227,14 @@ class _Call(NamedTuple):
     k: Tensor
     scoring: _Scoring
     v: Tensor | None
-    gradients: dict[str, Tensor]
-    """Under "last", the gradient of the output from the latest backward pass."""
+    gradients: dict[int, Tensor]
+    """The gradient of the output of each step, from the latest backward pass that reached it."""
+
+    def gradient(self) -> Tensor:
+        """The gradient of the output of all queries; zero for steps that nothing depends on."""
+        one = next(iter(self.gradients.values()))
+        steps = range(self.q.shape[-2] // one.shape[-2])
+        return torch.cat([self.gradients.get(step, torch.zeros_like(one)) for step in steps], dim=-2)
 
     def part(self, rows: slice) -> _Call:
         """The call on a part of its batch."""
@@ -358,7 +373,7 @@ class Tape:
 
     @staticmethod
     def _weight_gradients(call: _Call, head: int) -> Tensor:
-        gradients = _precise(call.gradients["last"], head)
+        gradients = _precise(call.gradient(), head)
         if call.v is not None:
             gradients = gradients @ _precise(call.v, head).transpose(-2, -1)
         return gradients if gradients.ndim > 2 else gradients[None]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from regard.config import change
+from regard.errors import ConfigError
 from regard.networks.config import TextConfig, shape
 
 # width, depth, attention
@@ -28,6 +29,20 @@ class RNNConfig(TextConfig):
     attention: Literal["dot", "additive", "none"] = shape(
         "dot", "RNN: score of source tokens; none: the decoder sees the encoder's last state only."
     )
+    query: Literal["previous", "newest"] = shape(
+        "previous", "RNN: decoder state that asks the source, before the newest word or after it."
+    )
+    input_feeding: bool = shape(True, "RNN: the decoder reads the context beside each word.")
+    cells: bool = shape(True, "RNN: an LSTM's decoder starts with the encoder's cells; no: with zeros.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, usual, absent, why in (
+            ("query", "previous", self.attention == "none", "without attention nothing is asked"),
+            ("cells", True, self.cell == "gru", "a GRU has none"),
+        ):
+            if absent and getattr(self, name) != usual:
+                raise ConfigError(f"{name}={getattr(self, name)!r}, but {why}", do=f"leave {name} out")
 
 
 def configure(name: str, **changes: Any) -> RNNConfig:

@@ -1,16 +1,23 @@
 """Recurrent translators: with attention, or with one context vector only.
 
-Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate" (2015); Luong et al.,
-"Effective Approaches to Attention-based Neural Machine Translation" (2015), equations 5 to 8; the decks' "Seq2seq".
+The decks' "Seq2seq"; Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate" (2015),
+appendix A.2; Luong et al., "Effective Approaches to Attention-based Neural Machine Translation" (2015).
+
+At each word the decoder asks the encoder's states with its previous state, reads the word together with the answer
+(the context), and writes from context and new state. Options:
+
+- `query="newest"`: the query is the state after the word, as in Luong et al., and the context is that of this state.
+  Input feeding then gives the next word the features of this one (their section 3.3).
+- `input_feeding=False`: the decoder reads words only, so all words of a target are decoded in one pass.
+- `cells=False`: the decoder starts with the encoder's last hidden states and zero LSTM cells.
 
 Departures:
 
-- The query is the decoder's newest state, as in Luong et al., and not the one before it; for additive scores too.
-- The context is not an input of the next state. So all words of a target are decoded in one pass.
 - The dot product is not scaled, as in the decks.
 - Each direction of the encoder has half the width, so encoder and decoder states match without a projection.
-- The decoder starts with the encoder's last hidden states, and with zero LSTM cells.
-- Without attention, the encoder's last state is the context of every word.
+- With several layers the query is the state of the last one, and the context is read by the first.
+- Features are tanh(W [context; state]), equation 5 of Luong et al., for every query; the decks have no layer there.
+- Without attention, the encoder's last state is the context of every word (Cho et al., 2014).
 - Embeddings are scaled and shared as in the Transformer.
 """
 
@@ -18,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.errors import ConfigError
 from regard.geometry import AttentionStep
@@ -41,42 +49,28 @@ class Alignment(Attention):
         if self.vector is not None:
             nn.init.uniform_(self.vector, -(len(self.vector) ** -0.5), len(self.vector) ** -0.5)
 
-    def forward(self, states: Tensor, memory: Memory) -> Tensor:
-        """Contexts (B, T, width) of decoder states (B, T, width): weighted means of the encoder's states."""
-        q, k, v = (x[:, None] for x in (states, memory.words, memory.words))  # one head
-        mask = memory.mask[:, None, None]
-        if self.query is None or self.key is None or self.vector is None:
-            return attend(q, k, v, scale=1.0, mask=mask)[:, 0]
-        return attend_additive(self.query(q), self.key(k), v, self.vector, mask=mask)[:, 0]
+    def keys(self, words: Tensor) -> Tensor:
+        """The encoder's states (B, S, width) as keys: the same for every word, so they are computed once."""
+        return words if self.key is None else self.key(words)
 
+    def forward(self, states: Tensor, keys: Tensor, memory: Memory, step: int = 0) -> Tensor:
+        """Contexts (B, T, width) of decoder states (B, T, width): weighted means of the encoder's states.
 
-class Bidirectional(nn.Module):
-    """One bidirectional layer of the encoder: each direction has half of the width."""
-
-    def __init__(self, cell: type[nn.LSTM] | type[nn.GRU], width: int):
-        super().__init__()
-        self.forwards = cell(width, width // 2, batch_first=True)
-        self.backwards = cell(width, width // 2, batch_first=True)
-
-    def forward(self, words: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """States (B, S, width) at each word, and the last states of both directions, concatenated (B, width).
-
-        The backward direction starts at the last word, not in the padding. Padding has no effect on the states.
+        `step` numbers the calls of a decoder that asks word by word.
         """
-        index = torch.arange(words.shape[1], device=words.device)
-        reverse = lengths[:, None] - 1 - index
-        reverse = torch.where(reverse < 0, index, reverse)[:, :, None]  # padding keeps its position
-        forward = self.forwards(words)[0]
-        backward = self.backwards(words.gather(1, reverse.expand_as(words)))[0]
-        last = torch.cat([_last(forward, lengths), _last(backward, lengths)], dim=-1)
-        states = torch.cat([forward, backward.gather(1, reverse.expand_as(backward))], dim=-1)
-        return states, last
+        q, k, v = (x[:, None] for x in (states, keys, memory.words))  # one head
+        mask = memory.mask[:, None, None]
+        if self.query is None or self.vector is None:
+            return attend(q, k, v, scale=1.0, mask=mask, step=step)[:, 0]
+        return attend_additive(self.query(q), k, v, self.vector, mask=mask, step=step)[:, 0]
 
 
-def _last(states: Tensor, lengths: Tensor) -> Tensor:
-    """The state (B, width) at the last word of each sentence."""
-    index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
-    return states.gather(1, index)[:, 0]
+def _run_packed(layer: nn.Module, words: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
+    """A recurrent layer on sentences of these lengths: its states, zero in the padding, and its last ones."""
+    if not len(words):  # no sentences cannot be packed
+        return layer(words)
+    states, last = layer(pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False))
+    return pad_packed_sequence(states, batch_first=True, total_length=words.shape[1])[0], last
 
 
 class RNN(Translator):
@@ -98,8 +92,11 @@ class RNN(Translator):
                 f"width={width} is odd; each direction of the encoder has half of it", do="give an even width"
             )
         self.drop = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList(Bidirectional(cell, width) for _ in range(config.depth))
-        self.decoder = nn.ModuleList(cell(width, width, batch_first=True) for _ in range(config.depth))
+        self.encoder = nn.ModuleList(
+            cell(width, width // 2, batch_first=True, bidirectional=True) for _ in range(config.depth)
+        )
+        read = [(2 if config.input_feeding else 1) * width, *[width] * (config.depth - 1)]
+        self.decoder = nn.ModuleList(cell(size, width, batch_first=True) for size in read)
         self.alignment = None if config.attention == "none" else Alignment(width, config.attention == "additive")
         self.combine = nn.Linear(2 * width, width)
         self.reset_parameters()
@@ -126,59 +123,111 @@ class RNN(Translator):
         self.reset_embeddings()
 
     def encode(self, source: Tensor) -> Memory:
+        """States of each word, and the last hidden states (and cells) of every layer, both directions concatenated.
+
+        Sentences are packed, so the backward direction starts at the last word and padding has no effect.
+        """
         mask = self.mask(source)
-        lengths = mask.sum(dim=1)
+        lengths = mask.sum(dim=1).clamp(min=1).cpu()
         words = self.drop(self.source_vectors(source) * self.config.width**0.5)
-        last = []
+        last: list[tuple[Tensor, ...]] = []
         for layer in self.encoder:
-            words, end = layer(words, lengths)
+            words, end = _run_packed(layer, words, lengths)
             words = self.drop(words)
-            last.append(end)
-        return Memory(words, mask, (torch.stack(last),))
+            end = end if isinstance(end, tuple) else (end,)
+            last.append(tuple(torch.cat([forwards, backwards], dim=-1) for forwards, backwards in end))
+        handed = tuple(torch.stack(part) for part in zip(*last, strict=True))
+        return Memory(words, mask, handed if self.config.cells else handed[:1])
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
-        states, _ = self._run(target, memory.last[0], None)
-        return self._with_context(states, memory)
+        words, states, keys = self._words(target), self._start(memory), self._keys(memory)
+        if self.alignment is None or not self.config.input_feeding:
+            return self._read(words, states, memory, keys)[0]
+        features = []
+        for step, word in enumerate(words.split(1, dim=1)):  # what is read next depends on the state before
+            feature, states = self._read(word, states, memory, keys, step)
+            features.append(feature)
+        return torch.cat(features, dim=1)
 
-    def _run(self, target: Tensor, hidden: Tensor, cells: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Decoder states (N, T, width) of target words (N, T), and (h, c), each (depth, N, width), after the last."""
-        words = self.drop(self.embedding(target) * self.config.width**0.5)
+    def _words(self, target: Tensor) -> Tensor:
+        return self.drop(self.embedding(target) * self.config.width**0.5)
+
+    def _keys(self, memory: Memory) -> Tensor:
+        return memory.words if self.alignment is None else self.alignment.keys(memory.words)
+
+    def _start(self, memory: Memory) -> tuple[Tensor, ...]:
+        """The decoder's states before the first word: hidden (depth, B, width), cells of the same shape (LSTM), and the
+        features of the word before (1, B, width), zeros, where those are read."""
+        hidden, *cells = memory.last
+        if self.config.cell == "lstm" and not cells:
+            cells = [torch.zeros_like(hidden)]
+        fed = [torch.zeros_like(hidden[:1])] if self._reads_features else []
+        return (hidden, *cells, *fed)
+
+    @property
+    def _reads_features(self) -> bool:
+        """Whether the decoder reads the features of the word before: the context of the newest state is in them."""
+        return self.alignment is not None and self.config.input_feeding and self.config.query == "newest"
+
+    def _read(
+        self, words: Tensor, states: tuple[Tensor, ...], memory: Memory, keys: Tensor, step: int = 0
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Features (N, T, width) of embedded target words (N, T, width), and the states after the last of them.
+
+        N is B · K: the beams of a sentence are queries of the same source, like the words of a target. Where an answer
+        of the source is an input, T is 1.
+        """
+        feeding, previous = self.config.input_feeding, states[0][-1][:, None]
+        context = None
+        if self.alignment is None:
+            context = memory.last[0][-1].repeat_interleave(len(words) // len(memory.words), 0)[:, None]
+            context = context.expand(-1, words.shape[1], -1)
+        elif feeding and self.config.query == "previous":
+            context = self._context(previous, memory, keys, step)
+        if feeding:
+            words = torch.cat([words, states[-1][0][:, None] if context is None else context], dim=-1)
+        outputs, after = self._run(words, states)
+        newest = self.drop(outputs)
+        if context is None:
+            before = torch.cat([previous, outputs[:, :-1]], dim=1)
+            context = self._context(newest if self.config.query == "newest" else before, memory, keys, step)
+        features = self.drop(self.combine(torch.cat([context, newest], dim=-1)).tanh())
+        return features, (*after, features[None, :, -1]) if self._reads_features else after
+
+    def _context(self, queries: Tensor, memory: Memory, keys: Tensor, step: int) -> Tensor:
+        assert self.alignment is not None
+        rows, words, width = queries.shape
+        beams = rows // max(1, len(keys))
+        return self.alignment(queries.reshape(len(keys), beams * words, width), keys, memory, step).view_as(queries)
+
+    def _run(self, words: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs (N, T, width) of the last layer, and hidden states (and cells), each (depth, N, width), after T."""
         after: list[tuple[Tensor, ...]] = []
         for n, layer in enumerate(self.decoder):
+            words = self.drop(words) if n else words
             if self.config.cell == "lstm":
-                before = torch.zeros_like(hidden[n]) if cells is None else cells[n]
-                words, (h, c) = layer(words, (hidden[n][None], before[None]))
+                words, (h, c) = layer(words, (states[0][n][None], states[1][n][None]))
                 after.append((h[0], c[0]))
             else:
-                words, h = layer(words, hidden[n][None])
+                words, h = layer(words, states[0][n][None])
                 after.append((h[0],))
-            words = self.drop(words)
         return words, tuple(torch.stack(part) for part in zip(*after, strict=True))
 
-    def _with_context(self, states: Tensor, memory: Memory) -> Tensor:
-        """Luong et al., equation 5: tanh(W [context; state]). Without attention the context is always the same."""
-        if self.alignment is None:
-            context = memory.last[0][-1][:, None].expand_as(states)
-        else:
-            context = self.alignment(states, memory)
-        return self.drop(self.combine(torch.cat([context, states], dim=-1)).tanh())
-
     def begin(self, memory: Memory, beams: int, length: int) -> State:
-        hidden = memory.last[0].repeat_interleave(beams, dim=1)
-        per_beam = (hidden, torch.zeros_like(hidden)) if self.config.cell == "lstm" else (hidden,)
-        at = torch.zeros((), dtype=torch.long, device=hidden.device)
-        return State(at, per_beam, (memory.words, memory.mask, *(t.transpose(0, 1) for t in memory.last)))
+        per_beam = tuple(part.repeat_interleave(beams, dim=1) for part in self._start(memory))
+        at = torch.zeros((), dtype=torch.long, device=memory.words.device)
+        keys = self._keys(memory)
+        projected = () if keys is memory.words else (keys,)
+        return State(at, per_beam, (memory.words, memory.mask, memory.last[0].transpose(0, 1), *projected))
 
     def step(self, words: Tensor, state: State) -> Tensor:
-        source, mask, *last = state.per_sentence
-        cells = state.per_beam[1] if self.config.cell == "lstm" else None
-        states, after = self._run(words.reshape(-1, 1), state.per_beam[0], cells)
+        source, mask, last, *projected = state.per_sentence
+        memory, keys = Memory(source, mask, (last.transpose(0, 1),)), projected[0] if projected else source
+        features, after = self._read(self._words(words.reshape(-1, 1)), state.per_beam, memory, keys)
         for old, new in zip(state.per_beam, after, strict=True):
             old.copy_(new)
         state.at.add_(1)
-        # The beams of a sentence are queries of the same source, like the words of a target in `decode`.
-        memory = Memory(source, mask, tuple(t.transpose(0, 1) for t in last))
-        return self._with_context(states.view(*words.shape, states.shape[-1]), memory)
+        return features.view(*words.shape, features.shape[-1])
 
     def token_flow(self, size: tuple[int, ...] | None = None) -> tuple[AttentionStep, ...]:
         """Attention only: what moves along the recurrent states is not part of it."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ START, END, FIRST = 1, 2, 3  # as in TextConfig; 0 is padding, FIRST is the firs
 # Name: model, factor of the width, and further fields. One layer each.
 ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "rnn_plain": ("rnn_plain", 1, {}),
+    "rnn_plain (zero cells)": ("rnn_plain", 1, {"cells": False}),
     "rnn_plain (2 × width)": ("rnn_plain", 2, {}),
     "rnn_attention": ("rnn_attention", 1, {}),
     "transformer": ("transformer_nano", 1, {"heads": 4, "norm": "pre"}),
@@ -184,8 +186,8 @@ def bottleneck(
     recalls, parameters, seconds = list[Recall](), dict[str, int](), dict[str, list[float]]()
     for seed in range(seeds):
         for name in arms:
-            kind, times, _ = ARMS[name]
-            path = None if keep is None else keep / f"{kind}-{times}-{seed}.json"
+            slug = re.sub(r"\W+", "-", name).strip("-")
+            path = None if keep is None else keep / f"{slug}-{seed}.json"
             settings = asdict(task) | {"arm": ARMS[name]}
             cell = cached(path, settings, lambda name=name, seed=seed: _cell(name, task, seed, device))
             recalls += [Recall(name, length, seed, *shares) for length, *shares in cell["shares"]]
