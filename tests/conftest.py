@@ -1,5 +1,6 @@
 """Shared by all tests: a safe instruction set, few threads, small data sets and one small run of each kind."""
 
+import io
 import json
 import os
 
@@ -9,6 +10,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads w
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,49 @@ def without_unknown_skips(report: Any) -> Any:
     return report
 
 
+WHOLE_RUNS = "whole_runs"
+EMPTY_SVG = "<svg><!-- not drawn: the test is not marked whole_runs --></svg>"
+drawn_whole = [False]
+"""Whether runs are whole now. Drawing and baselines take most of a small run, and few tests look at them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    drawn_whole[0] = item.get_closest_marker(WHOLE_RUNS) is not None
+    return (yield)
+
+
+@contextmanager
+def whole_runs() -> Iterator[None]:
+    """For fixtures: what they train is whole, whichever test comes first."""
+    before, drawn_whole[0] = drawn_whole[0], True
+    try:
+        yield
+    finally:
+        drawn_whole[0] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def light_runs() -> Iterator[None]:
+    """SVG figures stay empty, and no models are fitted to pixels, but in tests marked `whole_runs`."""
+    from matplotlib.figure import Figure
+
+    from regard.tasks.classification import task
+
+    draw, fit = Figure.savefig, task.pixel_baselines
+
+    def savefig(figure: Figure, file: Any, **options: Any) -> None:
+        if drawn_whole[0] or not isinstance(file, io.StringIO):
+            draw(figure, file, **options)
+        else:
+            file.write(EMPTY_SVG)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", savefig)
+        patch.setattr(task, "pixel_baselines", lambda *given: fit(*given) if drawn_whole[0] else {})
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws does not depend on the tests before it."""
@@ -77,6 +123,7 @@ def make_folder(root: Path, per_class: int = 12, classes: tuple[str, ...] = ("re
 
 
 @pytest.fixture(scope="session")
+@whole_runs()
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on the digits, trained for a moment: good enough to look at, not to believe."""
     import regard
@@ -117,6 +164,7 @@ def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+@whole_runs()
 def translation_run(pairs_folder: Path, tmp_path_factory: pytest.TempPathFactory):
     """A finished run that has learnt to translate spelt digits."""
     import regard

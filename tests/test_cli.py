@@ -160,6 +160,7 @@ def test_values_are_no_flags_and_home_folders_are_understood(cli, tmp_path, monk
     assert (run / "report.html").is_file()
 
 
+@pytest.mark.whole_runs
 def test_names_with_dollars_and_html_are_only_names(cli, tmp_path):
     from tests.conftest import make_folder
 
@@ -183,6 +184,7 @@ def test_names_with_dollars_and_html_are_only_names(cli, tmp_path):
     assert cli("explain", tmp_path / "run", image, "--method", "attention", "--out", tmp_path / "why.png")[0] == 0
 
 
+@pytest.mark.whole_runs
 def test_the_report_can_be_drawn_again_from_the_folder(cli, run_folder, tmp_path):
     shutil.copytree(run_folder, tmp_path / "run")
     before = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

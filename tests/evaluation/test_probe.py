@@ -251,6 +251,7 @@ def test_features_are_what_the_head_sees_computed_once(trained, monkeypatch):
         assert part.labels.tolist() == [dataset.source.samples[i].label for i in own]
 
 
+@pytest.mark.whole_runs
 def test_a_file_without_a_head_is_probed_at_another_size_and_written(trained, tmp_path):
     own = regard.save(regard.create("vit_nano", depth=1, size=32), tmp_path / "own.safetensors")
     bare, out = tmp_path / "bare.safetensors", tmp_path / "probed"

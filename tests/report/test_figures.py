@@ -3,8 +3,11 @@
 import re
 
 import numpy as np
+import pytest
 
 from regard.report import figures
+
+pytestmark = pytest.mark.whole_runs
 
 
 def rows(losses: list[float]) -> list[dict[str, str]]:

@@ -19,6 +19,8 @@ from regard.errors import RunError
 from regard.tasks.classification.settings import Config
 from regard.weights import Run
 
+pytestmark = pytest.mark.whole_runs
+
 BAD = "\"'><script>bad()</script><img src=x onerror=bad()>\n# [go](javascript:bad) | `x`"
 
 

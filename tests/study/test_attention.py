@@ -214,6 +214,7 @@ def small(monkeypatch):
     monkeypatch.setattr("regard.study.attention.study.Sizes", lambda **more: Sizes(width=8, neighbours=8, rounds=1))
 
 
+@pytest.mark.whole_runs
 def test_the_study_writes_one_folder_and_adds_to_it(small, tmp_path):
     out = tmp_path / "study"
     attention_study(out, ("gradients",), quick=True, quiet=True)

@@ -59,8 +59,10 @@ def test_every_run_takes_exactly_the_steps(made):
     assert (settings["data"]["batch_size"]["value"], settings["general"]["explain"]["value"]) == (32, 0)
 
 
+@pytest.mark.whole_runs
 def test_what_is_written_is_what_the_runs_say(made):
     out = made.study.out
+    run_study(made.study, quiet=True)  # every run is finished: only files and figures are written, again
     with (out / "study.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
@@ -155,6 +157,7 @@ def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, tmp_
 
 
 @pytest.mark.long
+@pytest.mark.whole_runs
 def test_positions_and_norms_are_studied_with_the_same_machinery(tmp_path):
     result = run_study(positions("digits", seeds=1, out=tmp_path / "p", **TINY), quiet=True)
     assert [(row["arm"], row["images"]) for row in result.rows] == [

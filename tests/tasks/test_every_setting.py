@@ -28,7 +28,7 @@ from regard.networks import base as networks
 from regard.run import runner
 from regard.run.writer import NullWriter
 from regard.training import ALONE
-from tests.conftest import write_pairs
+from tests.conftest import whole_runs, write_pairs
 from tests.tasks.detection.made import write_boxes
 
 SMALL = {"depth": 2, "heads": 2, "mlp": 16, "epochs": 2, "explain": 0, "device": "cpu", "lr": 1e-2, "warmup": 0.3}
@@ -527,6 +527,7 @@ def see_said(seen: Seen) -> Any:
     return [line for line in seen.lines if "warning" in line]
 
 
+@whole_runs()
 def see_summary(seen: Seen) -> Any:
     return seen.start(stop=False).read_json("summary.json").keys()
 

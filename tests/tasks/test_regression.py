@@ -22,6 +22,7 @@ from regard.tasks.regression.evaluation import compare_numbers, number_figures
 from regard.tasks.regression.loss import NumberError
 from regard.tasks.regression.page import warnings
 from regard.weights import Run
+from tests.conftest import whole_runs
 
 SETTINGS: dict[str, Any] = {
     "depth": 1,
@@ -52,6 +53,7 @@ def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+@whole_runs()
 def run(discs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "radius"
     return regard.train(discs, column="radius", epochs=12, out=out, **{**SETTINGS, "explain": 2}).path

@@ -284,6 +284,7 @@ def test_class_weights_scale_the_loss_of_each_class():
     assert not math.isclose(float(CrossEntropy().loss(out, {"probabilities": wanted})), float(by_hand), rel_tol=1e-3)
 
 
+@pytest.mark.whole_runs
 def test_pixel_baselines_stand_beside_the_network(tmp_path, capsys):
     """Brightness tells these classes apart, which a forest finds at once and a network of one epoch does not."""
     data = unbalanced(tmp_path / "data", large=20, small=20)
@@ -299,6 +300,7 @@ def test_pixel_baselines_stand_beside_the_network(tmp_path, capsys):
     assert "pixel_baselines" not in without.read_json("summary.json")
 
 
+@pytest.mark.whole_runs
 def test_pixel_baselines_are_of_the_images_that_the_network_is_tested_on(tmp_path):
     data = unbalanced(tmp_path / "data", large=20, small=20)
     shutil.copy(data / "train" / "many" / "0.png", data / "test" / "many" / "leaked.png")

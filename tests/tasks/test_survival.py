@@ -24,6 +24,7 @@ from regard.tasks.survival.page import doubts
 from regard.tasks.survival.predictor import SurvivalPredictor
 from regard.training import World
 from regard.weights import Run, open_weights
+from tests.conftest import whole_runs
 from tests.training.test_distributed import launch, told
 
 SETTINGS: dict[str, Any] = {
@@ -69,6 +70,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+@whole_runs()
 def run(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With clinical columns, and two subjects explained."""
     out = tmp_path_factory.mktemp("runs") / "risk"

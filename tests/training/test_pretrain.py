@@ -16,7 +16,7 @@ from regard.errors import ConfigError, DataError
 from regard.tasks.pretraining.loss import MaskedPatches
 from regard.weights import open_weights
 from tests import processes
-from tests.conftest import make_folder, settings_of
+from tests.conftest import make_folder, settings_of, whole_runs
 from tests.run import killed
 from tests.training.test_training import final_weights, same
 
@@ -45,6 +45,7 @@ def pictures(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@whole_runs()
 def finished(pictures, tmp_path_factory):
     return quick(pictures, tmp_path_factory.mktemp("runs") / "whole")
 

@@ -33,7 +33,7 @@ from regard.tasks.objects.diagnostics import diagnose, diagnose_training
 from regard.tasks.objects.evaluation import detect, truths_of
 from regard.tasks.objects.loss import SetLoss
 from regard.tasks.objects.predictor import Detector
-from tests.conftest import settings_of
+from tests.conftest import settings_of, whole_runs
 from tests.tasks.detection.made import write_boxes
 
 SMALL: dict[str, Any] = {
@@ -49,6 +49,7 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@whole_runs()
 def run(data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "boxes"
     return regard.train(data, out=out, quiet=True, **SMALL).path

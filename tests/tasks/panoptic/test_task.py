@@ -18,6 +18,7 @@ from regard.metrics.panoptic import panoptic_counts, summarise_panoptic
 from regard.tasks.panoptic.settings import Config, EvalOptions
 from regard.tasks.panoptic.task import Task
 from regard.weights import open_weights
+from tests.conftest import whole_runs
 
 NAMES = (*THINGS, *STUFF)
 NANO = {"depth": 1, "decoder_depth": 1, "workers": 0, "epochs": 1, "quiet": True}
@@ -29,6 +30,7 @@ def scenes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+@whole_runs()
 def run(scenes, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "joint"
     return regard.train(scenes, model="detr_nano_panoptic", out=out, explain=2, lr=2e-3, **NANO)
