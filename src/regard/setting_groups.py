@@ -249,14 +249,29 @@ class Crops(Group):
         None, "Random crops. Default: resized above 64 pixels, else shift (by up to an eighth); none in 3D."
     )
     flip: bool | None = setting(
-        None, "Mirror each image every other epoch. Default: colour pictures only.", common=True
+        None,
+        "Mirror each image every other epoch; volumes at random, left and right. Default: colour pictures only.",
+        common=True,
     )
+
+
+VOLUMES_ONLY = (
+    "shift", "elastic", "flip_axes", "intensity_scale", "intensity_shift", "gamma", "bias_field", "noise",
+)  # fmt: skip
+"""Settings of the augmentation that pictures do not have."""
 
 
 @dataclass(frozen=True)
 class Augment(Crops):
-    rotate: float = setting(0.0, "Largest random rotation in degrees.", least=0)
-    zoom: float = setting(0.0, "Largest random change of scale: 0.1 is 10 %.", least=0, below=1)
+    rotate: float | None = setting(
+        None, "Largest random rotation in degrees; of volumes about each axis. Default: none; volumes 10.", least=0
+    )
+    zoom: float | None = setting(
+        None,
+        "Largest random change of scale: 0.1 is 10 %. Default: none; volumes with classes 0.1.",
+        least=0,
+        below=1,
+    )
     policy: Literal["none", "rand", "trivial", "three"] = setting(
         "none", "RandAugment, TrivialAugment or DeiT III's 3-Augment.", common=True
     )
@@ -272,10 +287,53 @@ class Augment(Crops):
         below=1,
     )
 
+    shift: float | None = setting(
+        None, "Volumes: largest random shift as a share of each side. Default: 0.05.", least=0, most=0.5
+    )
+    elastic: float | None = setting(
+        None,
+        "Volumes: largest displacement of a smooth elastic field, as a share of each side. Default: 0.02.",
+        least=0,
+        most=0.1,
+    )
+    flip_axes: str | None = setting(
+        None,
+        "Volumes: axes mirrored at random: x (left and right), y (front and back), z (top and bottom), or several: "
+        "x,y. Default: none, since organs have sides.",
+    )
+    intensity_scale: float | None = setting(
+        None, "Volumes: largest random factor on intensities: 0.1 is 10 %. Default: 0.1 of scans.", least=0, below=1
+    )
+    intensity_shift: float | None = setting(
+        None, "Volumes: largest random shift of intensities, in standard deviations. Default: 0.1 of scans.", least=0
+    )
+    gamma: float | None = setting(
+        None,
+        "Volumes: random contrast curve, a power from 1 / (1 + gamma) to 1 + gamma. Default: 0.2 of scans.",
+        least=0,
+        most=4,
+    )
+    bias_field: float | None = setting(
+        None,
+        "Volumes: largest change of intensity by a smooth field, as a coil makes it. Default: 0.2 of scans.",
+        least=0,
+        below=1,
+    )
+    noise: float | None = setting(
+        None, "Volumes: most random Gaussian noise, in standard deviations. Default: 0.05 of scans.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        axes = [] if self.flip_axes is None else self.flip_axes.split(",")
+        if set(axes) - {"x", "y", "z"} or len(set(axes)) < len(axes):
+            raise ConfigError(f"flip_axes={self.flip_axes!r} names no axes", do="give --flip-axes x, or such as x,y")
+
     @property
     def varies(self) -> bool:
         """Whether a picture is not the same in every epoch."""
-        amounts = (self.rotate, self.zoom, self.erase, self.mixup, self.cutmix, self.low_res)
+        amounts = [self.rotate, self.zoom, self.erase, self.mixup, self.cutmix, self.low_res]
+        amounts += [getattr(self, name) for name in VOLUMES_ONLY]
         return any(amounts) or bool(self.flip) or self.policy != "none" or self.crop not in (None, "none")
 
 

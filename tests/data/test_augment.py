@@ -94,10 +94,8 @@ def test_shift_moves_whole_pixels_and_flip_mirrors():
     torch.testing.assert_close(move(x, u, Augment(flip=True)), x.flip(-1), atol=1e-5, rtol=0)
 
 
-def test_volumes_can_be_moved_and_erased_but_not_given_a_picture_policy():
+def test_volumes_can_be_erased_but_not_given_a_picture_policy():
     x = torch.rand(2, 1, 8, 8, 8)
-    u = torch.rand(2, 6)
-    assert move(x, u, Augment(crop="shift", rotate=10, flip=True)).shape == x.shape
     assert (erase(x, torch.zeros(2, 6), 1.0) == 0).any()
     with pytest.raises(ConfigError, match="volumes"):
         Augmenter(Augment(policy="rand"), 0, (0.5,), (0.5,), 2).images(x, torch.arange(2), 0)

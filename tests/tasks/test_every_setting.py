@@ -27,6 +27,7 @@ from regard.errors import ConfigError, DataError, DivergedError, RegardError
 from regard.networks import base as networks
 from regard.run import runner
 from regard.run.writer import NullWriter
+from regard.setting_groups import VOLUMES_ONLY
 from regard.training import ALONE
 from tests.conftest import whole_runs, write_pairs
 from tests.tasks.detection.made import write_boxes
@@ -164,6 +165,11 @@ AUGMENTED = ON_IMAGES | {
     "cutmix": batch(1.0),
     "mixup_off": batch(0.5, mixup=0.5),
     "low_res": batch(0.5, size=32),
+    # Of volumes, where tests/tasks/test_volumes.py sees them.
+    **{
+        name: Row("x" if name == "flip_axes" else 0.1, refused=f"--{name.replace('_', '-')} is for volumes")
+        for name in VOLUMES_ONLY
+    },
 }
 ROWS: dict[str, dict[str, Row]] = {
     "classification": AUGMENTED | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import regard
 from regard.cli import main
 from regard.errors import ConfigError, DataError
 from regard.explain.explanation import METHODS
+from regard.run import runner
+from regard.setting_groups import VOLUMES_ONLY
+from regard.training import ALONE
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
 
 NANO: dict[str, Any] = {
@@ -218,6 +223,58 @@ def test_numbers_from_two_scans(cohort: Path, tmp_path: Path) -> None:
         model.predict(paths["t1"])
     with pytest.raises(DataError, match="there is no flair scan"):
         model.predict({"t1": paths["t1"]})
+
+
+STILL: dict[str, Any] = dict.fromkeys(("rotate", "zoom", *VOLUMES_ONLY), 0.0) | {"flip_axes": None, "flip": False}
+
+
+@pytest.fixture(scope="module")
+def batches(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The first training batches of a run with these settings of the augmentation."""
+    out, counted = tmp_path_factory.mktemp("batches"), itertools.count()
+
+    def first(**settings: Any) -> torch.Tensor:
+        class Built(Exception):
+            pass
+
+        def train(run: Any, task: Any, *_: Any) -> Any:
+            raise Built(task)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner, "train", train)
+            with pytest.raises(Built) as caught:
+                regard.train(cohort, explain=0, scans="t1", out=out / str(next(counted)), **NANO | settings)
+        task = caught.value.args[0]
+        return next(iter(task.feed(ALONE).epoch(1, 0, iter))).inputs["image"]
+
+    return first
+
+
+@pytest.fixture(scope="module")
+def still(batches: Any) -> torch.Tensor:
+    return batches(**STILL)
+
+
+@pytest.mark.parametrize("name", ["rotate", "zoom", "flip", *VOLUMES_ONLY])
+def test_every_setting_of_their_augmentation_is_seen(name: str, batches: Any, still: torch.Tensor) -> None:
+    value = {"flip": True, "flip_axes": "x,y,z", "rotate": 10.0}.get(name, 0.1)
+    assert not torch.equal(batches(**STILL | {name: value, **({"flip": None} if name == "flip_axes" else {})}), still)
+
+
+def test_volumes_vary_by_default_and_that_is_said(
+    cohort: Path, batches: Any, still: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert torch.equal(batches(**STILL), still)
+    assert not torch.equal(batches(), still)
+    settings: dict[str, Any] = NANO | {"quiet": False}
+    regard.train(cohort, dry_run=True, scans="t1", **settings)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "augmented by rotate 10.0, zoom 0.1, shift 0.05, elastic 0.02" in said
+    assert "noise 0.05; not mirrored (--flip)" in said
+    with pytest.raises(ConfigError, match="crop=shift and shift are both given"):
+        batches(crop="shift", shift=0.1)
+    with pytest.raises(ConfigError, match="--no-flip and --flip-axes"):
+        batches(flip=False, flip_axes="x")
 
 
 def test_swin_and_a_dry_run_that_says_what_was_chosen(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:

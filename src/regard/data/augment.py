@@ -2,6 +2,7 @@
 
 - Images are float in 0..1, (B, C, *size).
 - A sample's random numbers depend on (seed, epoch, sample) only.
+- Volumes are deformed (`deform.py`) and change their intensities (`intensities.py`).
 - Mixing pairs neighbours in a batch and depends on (seed, epoch, step): it does not depend on the number of processes.
 """
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.data.deform import draw_deformation
+from regard.data.intensities import vary_intensities
 from regard.data.random import uniforms
 from regard.data.send import send
 from regard.data.three import three_augment
@@ -82,16 +85,13 @@ def _theta(
     shear: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
     shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
 ) -> Tensor:
-    """One map per sample from output to input coordinates, which run from -1 to 1: (B, axes, axes + 1).
+    """One map per sample from output to input coordinates of pictures, which run from -1 to 1: (B, 2, 3).
 
-    Rotation and shear are computed in pixels, so a rectangle is not distorted. In a volume they move the last
-    two axes.
+    Rotation and shear are computed in pixels, so a rectangle is not distorted.
     """
-    dims, aspect = x.ndim - 2, x.shape[-2] / x.shape[-1]
+    aspect = x.shape[-2] / x.shape[-1]
     angle = rotation if isinstance(rotation, Tensor) else torch.full((), rotation, dtype=x.dtype, device=x.device)
-    theta = torch.zeros(len(x), dims, dims + 1, dtype=x.dtype, device=x.device)
-    for axis in range(2, dims):
-        theta[:, axis, axis] = zoom
+    theta = torch.zeros(len(x), 2, 3, dtype=x.dtype, device=x.device)
     theta[:, 0, 0], theta[:, 0, 1] = zoom * mirror * angle.cos(), (shear[0] - zoom * angle.sin()) * aspect
     theta[:, 1, 0], theta[:, 1, 1] = (shear[1] + zoom * mirror * angle.sin()) / aspect, zoom * angle.cos()
     theta[:, 0, -1], theta[:, 1, -1] = shift
@@ -100,13 +100,12 @@ def _theta(
 
 def _warp(x: Tensor, theta: Tensor) -> Tensor:
     """Resample by `theta`. F.affine_grid is not used: it rounds differently in different batches."""
-    size, dims = x.shape[2:], x.ndim - 2
-    axes = [(torch.arange(n, device=x.device, dtype=x.dtype) * 2 + 1) / n - 1 for n in reversed(size)]
-    axes = [a.reshape(1, *[-1 if dims - 1 - i == j else 1 for j in range(dims)]) for i, a in enumerate(axes)]
+    size = x.shape[2:]
+    across, down = ((torch.arange(n, device=x.device, dtype=x.dtype) * 2 + 1) / n - 1 for n in reversed(size))
     rows = []
-    for row in range(dims):
-        at = theta[:, row].reshape(len(x), dims + 1, *[1] * dims)
-        rows.append(sum((at[:, i] * axes[i] for i in range(dims)), at[:, dims]).expand(len(x), *size))
+    for row in range(2):
+        at = theta[:, row].reshape(len(x), 3, 1, 1)
+        rows.append((at[:, 2] + at[:, 0] * across + at[:, 1] * down[:, None]).expand(len(x), *size))
     return F.grid_sample(x, torch.stack(rows, dim=-1), align_corners=False)
 
 
@@ -125,8 +124,8 @@ def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
         )  # pyright: ignore[reportAssignmentType]
     theta = _theta(
         x,
-        rotation=signed[:, 0] * math.radians(config.rotate),
-        zoom=1 + signed[:, 1] * config.zoom,
+        rotation=signed[:, 0] * math.radians(config.rotate or 0.0),
+        zoom=1 + signed[:, 1] * (config.zoom or 0.0),
         mirror=torch.where(u[:, 2] < 0.5, -1.0, 1.0) if config.flip else 1.0,
         shift=shift,
     )
@@ -221,6 +220,10 @@ class Augmenter:
     mixed: float = math.inf
     low_res: int = 0
     window: tuple[int, ...] = ()
+    spacing: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """Of volumes, in millimetres."""
+    raw: bool = False
+    """Whether the air of volumes is their least intensity, not 0."""
 
     def images(self, images: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Augmented images. The result of an image does not depend on the others of the batch."""
@@ -228,9 +231,21 @@ class Augmenter:
         # Mirrored in every other epoch, not at random (Jordan, 2024): of two epochs one shows the mirror image.
         drawn[:, 2] = (uniforms(self.seed, 0, numbers.numpy(), 1, use=2)[:, 0] + epoch / 2) % 1
         u = torch.from_numpy(drawn).float()
-        x = vary(move(to_float(images), u[:, :5], self.config), u[:, 5:11], self.config.policy, self.config.strength)
+        x, config = to_float(images), self.config
+        x = self._volumes(x, numbers, epoch) if x.ndim == 5 else move(x, u[:, :5], config)
+        x = vary(x, u[:, 5:11], config.policy, config.strength)
         x = erase(normalise(x, self.mean, self.std), u[:, 11:], self.config.erase)
         return centre_crop(x, self.window) if epoch <= self.low_res else x
+
+    def _volumes(self, x: Tensor, numbers: Tensor, epoch: int) -> Tensor:
+        """Deformed, with other intensities; the air around is 0 in between."""
+        air = x.amin((2, 3, 4), keepdim=True) if self.raw else torch.zeros((), dtype=x.dtype, device=x.device)
+        drawn = (self.config, self.seed, epoch, numbers)
+        deformation = draw_deformation(*drawn, tuple(x.shape[2:]), self.spacing, x.device)
+        x = x - air
+        if deformation:
+            x = deformation.apply(x)
+        return vary_intensities(x, *drawn, self.std) + air
 
     def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         """Target probabilities, one row per sample."""

@@ -37,7 +37,7 @@ from regard.errors import ConfigError, counted
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.setting_groups import ImageData
+from regard.setting_groups import VOLUMES_ONLY, ImageData
 from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
 from regard.tasks.small_data import (
@@ -58,6 +58,12 @@ FEW_WEIGHTS_LR = 1e-3
 """Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
 FEW = 5000
 """Small pictures up to which no processes load them."""
+PICTURES = {"rotate": 0.0, "zoom": 0.0}
+"""The augmentation of pictures that is not asked for."""
+VOLUMES = {"rotate": 10.0, "zoom": 0.1, "shift": 0.05, "elastic": 0.02}
+"""The augmentation of volumes where none is asked for."""
+SCANS = {"intensity_scale": 0.1, "intensity_shift": 0.1, "gamma": 0.2, "bias_field": 0.2, "noise": 0.05}
+"""And of those whose intensities a scanner made."""
 EVAL_BATCH_PIXELS = 2**22
 """Numbers of small pictures that a GPU evaluates at once."""
 
@@ -238,6 +244,7 @@ class ImageTask(Task):
         room = zip(registry.configure(model, **given).smallest, sizes[0], own, strict=True)
         one_size = len(sizes) == 1 and all(least <= side <= most for least, side, most in room)
         crop = "none" if axes != 2 else "resized" if max(sizes[0]) > SMALL_SIDE else "shift"
+        amounts = PICTURES if axes == 2 else VOLUMES | (SCANS if dataset.source.survey else {})
         cropped = (config.augment.crop or crop) in CROPS
         # A few small pictures are cropped sooner than a process starts.
         few_small = len(dataset) <= FEW and max(map(max, dataset.sizes)) <= SMALL_SIDE
@@ -247,6 +254,7 @@ class ImageTask(Task):
             "channels": dataset.channels,
             "crop": crop,
             "flip": dataset.channels == 3 and axes == 2,
+            **{name: value for name, value in amounts.items() if hasattr(config.augment, name)},
             "workers": 0 if in_memory else default_workers(),
         }
 
@@ -258,12 +266,34 @@ class ImageTask(Task):
         if origins.get("mixup_off") == "flag" and augment.mixup_off and not (augment.mixup or augment.cutmix):
             what = "mixup_off leaves out mixup and CutMix, and there are none"
             raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
+        volumes = len(registry.find(self.config.model.model).size) == 3
+        for name in VOLUMES_ONLY:
+            if not volumes and getattr(augment, name, None) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is for volumes, and these are pictures", do=f"leave {flag} out")
+        both = [n for n in ("crop", "shift") if origins.get(n) == "flag"] if augment.crop == "shift" else []
+        if len(both) == 2 and volumes:
+            raise ConfigError("crop=shift and shift are both given", do="give one of --crop shift and --shift")
+        if volumes and augment.flip is False and origins.get("flip") == "flag" and getattr(augment, "flip_axes", None):
+            raise ConfigError("--no-flip and --flip-axes are both given", do="give one of them")
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         self.check_augmentation()
+        if told := self._augmentation_words():
+            progress.say(told)
         if self.job.start:
             for line in self.job.start.report.lines():
                 progress.say(line)
+
+    def _augmentation_words(self) -> str:
+        """How volumes vary from epoch to epoch, in one line; nothing of pictures."""
+        augment = self.config.augment
+        names = [n for n in ("rotate", "zoom", *VOLUMES_ONLY) if getattr(augment, n, None)]
+        if len(registry.find(self.config.model.model).size) != 3 or not names:
+            return ""
+        parts = [f"{n.replace('_', ' ')} {getattr(augment, n)}" for n in names]
+        mirrored = "" if augment.flip or augment.flip_axes else "; not mirrored (--flip)"
+        return f"volumes: augmented by {', '.join(parts)}{mirrored}"
 
     def build(self, about: dict[str, Any] | None) -> Network:
         network = self._network(about)
@@ -343,7 +373,10 @@ class ImageTask(Task):
             varied, self.job.part("train"), config.data.batch_size, shuffle=config.general.seed,
             workers=config.machine.workers or 0, rank=world.rank, ranks=world.size,
         )  # fmt: skip
-        return ImageFeed(loader, self.augmenter(), self.device)
+        augmenter, prepared = self.augmenter(), self.preparation
+        augmenter.spacing = prepared.spacing or augmenter.spacing
+        augmenter.raw = bool(prepared.scans) and prepared.intensity == "raw"
+        return ImageFeed(loader, augmenter, self.device)
 
     def loader(self, part: str, world: World | None = None, limit: int | None = None) -> Loader:
         world = world or ALONE

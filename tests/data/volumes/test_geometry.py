@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from regard.data.deform import draw_deformation
 from regard.data.volumes import Plan, Prepared, ScanFrame, Subject
 from regard.data.volumes.preparing import load_subject, prepare
 from regard.geometry import TokenMap
+from regard.setting_groups import Augment
 from regard.weights import write_aside
 from tests.data.volumes.scans import ORIENTATIONS, affine_of, phantom, save
 
@@ -68,6 +70,63 @@ def test_a_voxel_lands_where_it_began(orientation: str, tmp_path: Path) -> None:
 def test_a_voxel_lands_where_it_began_in_all_48_orientations(tmp_path: Path) -> None:
     for orientation in ORIENTATIONS:
         follow(orientation, tmp_path)
+
+
+def oblique() -> np.ndarray:
+    """A patient who lies askew: the phantom's axes turned by 12 and 8 degrees."""
+    from scipy.spatial.transform import Rotation
+
+    affine = affine_of(SPACING)
+    affine[:3, :3] = Rotation.from_euler("zx", (12, 8), degrees=True).as_matrix() @ affine[:3, :3]
+    return affine
+
+
+def follow_augmented(orientation: str, affine: np.ndarray, folder: Path, sample: int) -> None:
+    """The way of one voxel with augmentation between input and token: mirrored, rotated, scaled, shifted, bent."""
+    marked, plan = (3, 9, 6), Plan(("t1",), (1.5, 1.5, 2.0), (16, 20, 12), intensity="raw")
+    array = phantom()
+    array[marked] = 5000
+    path = save(folder / "scan.nii", array, affine, orientation)
+    stored = load(path)
+    voxel = np.unravel_index(np.asarray(stored.dataobj).argmax(), stored.shape)
+    made = read(path, plan)
+    config = Augment(rotate=15, zoom=0.1, shift=0.05, elastic=0.03, flip_axes="x,y,z")
+    drawn = draw_deformation(config, 0, 1, torch.tensor([sample]), plan.size, plan.spacing, torch.device("cpu"))
+    assert drawn is not None
+    changed = drawn.apply(made.pixels[None])[0, 0]
+    place = drawn.to_result(torch.tensor(made.frame.voxel_to_input([int(n) for n in voxel])).reshape(1, 1, 3).double())
+    place = place.flatten().tolist()
+    peak = np.unravel_index(int(changed.argmax()), changed.shape)
+    assert all(abs(int(n) + 0.5 - at) <= 1.2 for n, at in zip(peak, place, strict=True)), "as it was resampled"
+
+    where = TokenMap(grid=(4, 5, 3), cell=(4, 4, 4), size=plan.size)
+    boxes = [where.box(token) for token in range(where.tokens)]
+    token = next(n for n, box in enumerate(boxes) if all(a <= at < b for (a, b), at in zip(box, place, strict=True)))
+    painted = where.paint(torch.nn.functional.one_hot(torch.tensor(token), where.places).float())
+    made.frame.save(drawn.undo(painted[None])[0], folder / "map.nii.gz", "a test", write_aside)
+    written = load(folder / "map.nii.gz")
+    values = written.get_fdata()
+    assert values[voxel] > 0.2
+    there = np.argwhere(values > 0.5)
+    world = np.c_[there, np.ones(len(there))] @ written.affine.T
+    truth = np.array([*marked, 1]) @ affine.T
+    token_mm = 4 * np.linalg.norm(plan.spacing) * 1.1
+    assert np.linalg.norm(world[:, :3] - truth[:3], axis=1).max() <= token_mm + np.linalg.norm(SPACING)
+    assert np.linalg.norm(world[:, :3].mean(0) - truth[:3]) <= token_mm / 2 + np.linalg.norm(SPACING) / 2
+
+
+@pytest.mark.parametrize("orientation", ["RAS", "LPS", "PIR", "SLA", "ASL", "IPL"])
+@pytest.mark.parametrize("straight", [True, False], ids=["straight", "oblique"])
+def test_an_augmented_voxel_lands_where_it_began(orientation: str, straight: bool, tmp_path: Path) -> None:
+    for sample in range(3):
+        follow_augmented(orientation, affine_of(SPACING) if straight else oblique(), tmp_path, sample)
+
+
+@pytest.mark.long
+def test_an_augmented_voxel_lands_where_it_began_in_all_48_orientations(tmp_path: Path) -> None:
+    for number, orientation in enumerate(ORIENTATIONS):
+        for affine in (affine_of(SPACING), oblique()):
+            follow_augmented(orientation, affine, tmp_path, number)
 
 
 def test_an_unchanged_grid_keeps_every_voxel(tmp_path: Path) -> None:

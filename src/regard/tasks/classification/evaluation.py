@@ -141,7 +141,7 @@ def predict_loader(
     """
 
     def answer(x: Tensor, _: Tensor) -> Tensor:
-        views = (x, x.flip(-1)) if mirror else (x,)
+        views = (x, x.flip(2 if x.ndim == 5 else 3)) if mirror else (x,)  # left and right, of volumes their first axis
         return torch.stack([probabilities(model(view, class_token_only=True)) for view in views]).mean(0)
 
     return run_over(model, answer, loader, preparation, device, tick)

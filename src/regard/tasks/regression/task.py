@@ -46,6 +46,11 @@ class Task(ImageTask):
     def outputs(cls, dataset: NumberDataset, config: Any) -> int:
         return len(dataset.columns)
 
+    @classmethod
+    def from_data(cls, config: Any, dataset: NumberDataset) -> dict[str, Any]:
+        """As for other images, but volumes keep their scale: a number may depend on the size of something."""
+        return super().from_data(config, dataset) | {"zoom": 0.0}
+
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         """The mean and deviation of the training numbers: the network learns them standardised."""
         super().prepare(progress, about, folder)

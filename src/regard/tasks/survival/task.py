@@ -59,9 +59,9 @@ class Task(ImageTask):
 
     @classmethod
     def from_data(cls, config: Any, dataset: SubjectDataset) -> dict[str, Any]:
-        """As for other images, but crops that change the scale: a risk may depend on the size of something."""
+        """As for other images, but nothing that changes the scale: a risk may depend on the size of something."""
         values = super().from_data(config, dataset)
-        return values | {"crop": "shift" if values["crop"] == "resized" else values["crop"]}
+        return values | {"crop": "shift" if values["crop"] == "resized" else values["crop"], "zoom": 0.0}
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         """Ranks of times or intervals, clinical columns, and the horizon, from the training set."""
