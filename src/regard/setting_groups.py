@@ -370,6 +370,11 @@ class Transfer(Group):
         None, "Freeze the stem and this many first blocks, or all but the head.", least=0
     )
     lora: int | None = setting(None, "Freeze all but the head and learn low-rank updates (LoRA) of this rank.", least=1)
+    inflation: Literal["mean", "centre"] | None = setting(
+        None,
+        "With --from weights of a model for pictures and --model one for volumes: kernels of patches fill their depth "
+        "with equal shares (mean, the default), or the middle slice alone (centre).",
+    )
     layer_decay: float = setting(
         1.0, "Factor on the learning rate from each block to the one before it, such as 0.75.", least=1e-9, most=1
     )
@@ -381,6 +386,8 @@ class Transfer(Group):
         for name in ("freeze", "lora"):
             if getattr(self, name) is not None and self.weights is None:
                 raise ConfigError(f"{name} would freeze random weights", do="give trained ones by --from")
+        if self.inflation is not None and self.weights is None:
+            raise ConfigError("inflation is of trained weights", do="give those of a model for pictures by --from")
 
 
 @dataclass(frozen=True)

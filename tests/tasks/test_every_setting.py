@@ -156,6 +156,7 @@ AUGMENTED = ON_IMAGES | {
     "freeze": weights(1, weights=MADE),
     "lora": weights(2, weights=MADE),
     "layer_decay": weights(0.5),
+    "inflation": Row("mean", refused="nothing to inflate", beside={"weights": MADE}),  # tests/weights/test_inflate.py
     "rotate": batch(30.0),
     "zoom": batch(0.5),
     "policy": batch("trivial"),

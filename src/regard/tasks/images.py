@@ -183,9 +183,16 @@ class ImageTask(Task):
             return None
         fields = config.model.fields()
         outputs, predicts = cls.outputs(dataset, config), config.predicts
-        start = open_start(weights, outputs, fields, model, predicts)
-        size = None if "size" in fields else fitting_size(start.checkpoint.config, dataset)
-        return open_start(weights, outputs, fields | {"size": size}, model, predicts) if size else start
+        opened = partial(
+            open_start, weights, outputs, model=model, predicts=predicts,
+            inflation=getattr(config.transfer, "inflation", None),
+        )  # fmt: skip
+        start = opened(fields=fields)
+        size, suited = fitting_size(start.checkpoint.config, dataset), dict[str, Any]()
+        if start.report.inflated:  # as the data has them, not the pictures
+            suited, size = {"channels": dataset.channels}, min(dataset.sizes) if len(dataset.sizes) == 1 else None
+        suited |= {"size": size} if size else {}
+        return opened(fields=suited | fields) if suited.keys() - fields.keys() else start
 
     @classmethod
     def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
@@ -193,10 +200,11 @@ class ImageTask(Task):
         if recipe is None:
             recipe = cls.finetune if start else cls.from_scratch
         if recipe == cls.plain and not start:
-            volumes = {"model": choose_model(known)} if len(known.size) == 3 else {}
-            return Choice(recipe, {**(cls.plain_small if known.small else {}), **volumes})
+            own = {"model": choose_model(known)} if len(known.size) == 3 else {}
+            return Choice(recipe, {**(cls.plain_small if known.small else {}), **own})
         if recipe == cls.finetune and start:
-            values: dict[str, Any] = {"epochs": choose_finetune_epochs(known)}
+            volumes = {} if len(known.size) == 2 else {"policy": "none"}
+            values: dict[str, Any] = {"epochs": choose_finetune_epochs(known), **volumes}
             if asked.get("freeze") == "all" or asked.get("lora"):
                 values["lr"] = FEW_WEIGHTS_LR
             length = "" if "epochs" in asked else f", {counted(values['epochs'], 'epochs')}"
@@ -237,9 +245,13 @@ class ImageTask(Task):
         axes, own = len(sizes[0]), registry.find(model).size
         if {len(size) for size in sizes} != {len(own)}:
             kind = {2: "pictures, such as vit_s16", 3: "volumes, such as vit3d_nano"}[axes]
-            wanted = "weights of a model" if config.flat().get("weights") else "a --model"
+            started = config.flat().get("weights")
+            wanted = "weights of a model" if started else "a --model"
             what = f"{model} takes inputs with {len(own)} axes and the data has {axes}"
-            raise ConfigError(what, do=f"choose {wanted} for {kind}")
+            inflate = (
+                ", or add --model vit3d_nano (of the weights' size) to inflate them" if started and axes == 3 else ""
+            )
+            raise ConfigError(what, do=f"choose {wanted} for {kind}{inflate}")
         given = {name: value for name, value in config.model.fields().items() if name in ("size", "patch")}
         room = zip(registry.configure(model, **given).smallest, sizes[0], own, strict=True)
         one_size = len(sizes) == 1 and all(least <= side <= most for least, side, most in room)
@@ -306,7 +318,7 @@ class ImageTask(Task):
             raise ConfigError(what, do=f"give --size {given}")
         if about:
             self.preparation = make(Preparation, about["preparation"])
-        elif self.job.start:
+        elif self.job.start and not self.job.start.report.inflated:
             self.preparation = self.job.start.checkpoint.preparation.following(plan)
         else:
             numbers = statistics(self.images, self.job.part("train"))

@@ -49,6 +49,8 @@ class Family:
     """Change a state dict in place from one config's input (size, channels) to another's."""
     write: Callable[[Mapping[str, Tensor], Any, str], Written] = refuse
     """The model as another library names it."""
+    inflate: Callable[[dict[str, Tensor], Any, Any, Any, Notes], Any] | None = None
+    """Change a state dict in place from pictures to volumes of another config's depth; the config it then fits."""
     compared: tuple[str, ...] = ()
     """Fields that shapes of tensors need not show, and that a model asked for must share with the file."""
     unshaped: dict[str, Any] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from regard.weights.foreign import (
     require_finite,
     require_floats,
 )
+from regard.weights.inflate import Inflation
 from regard.weights.notes import LoadReport, Notes, mismatch
 from regard.weights.run import Run
 from regard.weights.seq2seq import MARIAN_MODEL, read_marian
@@ -42,6 +43,9 @@ _USES = {
     "boxes": "`regard train` on data with boxes, `regard predict` and `regard eval` take these weights",
 }
 
+AXES = "size", "patch", "window"
+"""Fields with a number per axis of the input."""
+
 
 def open_weights(
     path: str | Path,
@@ -50,6 +54,7 @@ def open_weights(
     *,
     new_head: bool = False,
     predicts: str | None = None,
+    inflation: Inflation | None = None,
     **fields: Any,
 ) -> tuple[Checkpoint, LoadReport]:
     """A checkpoint and a report, from a weights file of any known format, a run folder or a transformers folder.
@@ -57,6 +62,9 @@ def open_weights(
     Given a `name`, the file must hold that model; `classes` and `size` other than the file's change its head
     and its positions; other `fields` of the config are set if the weights allow it. `new_head` removes the file's
     head even where it has as many classes. `predicts` is what the network must predict, such as "classes".
+
+    Where the name is of a network for volumes and the file's is for pictures, the weights are inflated: `inflation`
+    says how kernels of patches fill their depth (see `weights/inflate.py`).
     """
     opened, notes = open_file(find_file(path)), Notes()
     where, stored, label = opened.path, None, "regard"
@@ -81,7 +89,8 @@ def open_weights(
         stored_for = ("", {}) if new_head else (stored.task, stored.details)
     else:
         opened, family, format = recognise(opened)
-        state, config = read_foreign(opened, family, format, name, fields, notes)
+        asked = fields if _axes(name) == 2 else {key: value for key, value in fields.items() if key not in AXES}
+        state, config = read_foreign(opened, family, format, name, asked, notes)
         _require_predicts(f"{format.name} weights", config, predicts, where)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
@@ -90,6 +99,7 @@ def open_weights(
     if differ := _differences(body, held, theirs, but="head."):  # before memory is asked for
         raise mismatch(differ, where)
     state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    config = _inflate(state, config, name, fields, inflation, notes, where)
     changed = None if stored is not None and name == stored.model else name  # its own changes of shape stay
     target = _target(config, changed, classes, fields, where)
     state, target, names = _adapt(state, config, target, names, new_head, notes)
@@ -104,6 +114,8 @@ def open_weights(
     require_finite(state, where)
     assert preparation is not None
     prepared, (task, details) = _prepare_for(target, preparation), stored_for
+    if notes.inflated:  # voxels have units of their own
+        prepared = Preparation(target.size, target.channels, (0.0,) * target.channels, (1.0,) * target.channels)
     checkpoint = Checkpoint(called, to_dict(target), names, prepared, {}, state, task, details)
     return checkpoint, notes.report(str(path), label, opened)
 
@@ -176,13 +188,54 @@ def _target(
         )
     if classes is not None:
         said["classes"] = classes
-    axes = {key: per_axis(fields[key], len(config.size), key) for key in ("size", "patch", "window") if key in fields}
+    axes = {key: per_axis(fields[key], len(config.size), key) for key in AXES if key in fields}
     try:
         return change(config, said | fields | axes, where)
     except ConfigError as error:
         if named is None or "size" in fields:
             raise
         raise mismatch([f"{name} at the file's size: {error.what}"], where) from None  # such as its larger patches
+
+
+def _axes(name: str | None) -> int:
+    """Of the inputs of the named model; files of other libraries are of networks for pictures."""
+    return 2 if name is None else len(registry.find(name).size)
+
+
+def _inflate(
+    state: dict[str, Tensor],
+    config: Any,
+    name: str | None,
+    fields: dict[str, Any],
+    inflation: Inflation | None,
+    notes: Notes,
+    where: Path,
+) -> ImageConfig:
+    """Weights for pictures, changed in place for the volumes of the named model; the config they then fit."""
+    inflate = FAMILIES[config.family].inflate
+    if not (name and inflate and (len(config.size), _axes(name)) == (2, 3)):
+        if inflation is not None:
+            do = "leave it out, or name a model for volumes, such as vit3d_s16, and give weights of one for pictures"
+            raise ConfigError(f"inflation={inflation!r} has nothing to inflate here", where=where, do=do)
+        return config
+    like = registry.configure(name, **{key: fields[key] for key in AXES if key in fields})
+    if type(like) is not type(config):
+        return config  # which is refused with the name
+    for field, only in {"stem": "patch", "rope": False}.items():
+        if getattr(config, field, only) != only:
+            what = f"weights with {field}={getattr(config, field)!r} cannot be inflated to volumes"
+            raise ConfigError(what, where=where, do=f"give weights of a network with {field}={only!r}")
+    if config.patch != like.patch[:2]:
+        sides = " ".join(map(str, (*config.patch, like.patch[2])))
+        what = f"{name} has patches of {like.patch}, and those of the weights are {config.patch}"
+        raise mismatch([what], where, do=f"give --patch {sides}")
+    plane = {"size": like.size[:2]} | ({"window": like.window[:2]} if hasattr(like, "window") else {})
+    flat = change(config, plane, where)
+    FAMILIES[config.family].adapt(state, config, flat, notes)
+    notes.inflated = True
+    made = inflate(state, flat, like, inflation or "mean", notes)
+    notes.changed.append("volumes are to be normalised by their own mean and deviation, not by those of the pictures")
+    return made
 
 
 def _adapt(

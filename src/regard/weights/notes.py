@@ -22,6 +22,8 @@ class LoadReport:
     changed: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    inflated: bool = False
+    """Whether these are weights of a network for pictures, made ready for volumes."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -50,6 +52,7 @@ class Notes:
     unused: list[str] = field(default_factory=list)
     left: int = 0
     """Numbers of the file that are not used."""
+    inflated: bool = False
 
     def leave(self, name: str, *tensors: Tensor, why: str = "") -> None:
         count = sum(tensor.numel() for tensor in tensors)
@@ -59,7 +62,7 @@ class Notes:
     def report(self, source: str, format: str, opened: Opened) -> LoadReport:
         numbers = sum(tensor.numel() for tensor in opened.tensors.values()) - self.left
         told = (self.assumed, self.changed, self.untrained, [*self.unused, *opened.left])
-        return LoadReport(source, format, numbers, *map(tuple, told))
+        return LoadReport(source, format, numbers, *map(tuple, told), inflated=self.inflated)
 
 
 def shortened(lines: list[str] | tuple[str, ...], most: int = 8) -> list[str]:

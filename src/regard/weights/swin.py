@@ -22,6 +22,7 @@ from regard.nn.patches import resample_grid
 from regard.nn.windows import relative_rows, shift_mask
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
+from regard.weights.inflate import change_channels, inflate_swin
 from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
 from regard.weights.swin_names import (
@@ -214,7 +215,7 @@ def _shrink_tables(state: dict[str, Tensor], config: SwinConfig, notes: list[str
 
 
 def adapt(state: dict[str, Tensor], config: SwinConfig, target: SwinConfig, notes: Notes) -> None:
-    """Bias tables for another window, and a projection for grey input. Another size changes no tensor."""
+    """Bias tables for another window, and a projection for other channels. Another size changes no tensor."""
     if config.window != target.window and len(config.window) == len(target.window):
         for key in [key for key in state if key.endswith(TABLE)]:
             state[key] = resample_grid(state[key], _offsets(config.window), _offsets(target.window))
@@ -223,9 +224,8 @@ def adapt(state: dict[str, Tensor], config: SwinConfig, target: SwinConfig, note
     if config.size != target.size:
         sides = ["×".join(map(str, size)) for size in (config.size, target.size)]
         notes.changed.append(f"the input is {sides[1]}, not {sides[0]}: more or fewer windows, the same biases")
-    if (config.channels, target.channels) == (3, 1):
-        state["patches.project.weight"] = state["patches.project.weight"].unflatten(1, (3, -1)).sum(dim=1)
-        notes.changed.append("the patch projection is summed over colours: grey input answers as grey in colour did")
+    if config.channels != target.channels:
+        change_channels(state, config.channels, target.channels, notes)
 
 
 def write(weights: Mapping[str, Tensor], config: SwinConfig, to: str) -> Written:
@@ -326,5 +326,6 @@ SWIN = Family(
     read=read,
     adapt=adapt,
     write=write,
+    inflate=inflate_swin,
     compared=("patch",),
 )

@@ -1,7 +1,8 @@
 """Transfer (Dosovitskiy et al., section 3.2): weights trained on other data, made ready for these.
 
 The head is replaced by one of zeros for the new classes, and positions are resampled to the new size. Inputs are
-normalised with the mean and standard deviation of the pre-training, which the first layer was trained on.
+normalised with the mean and standard deviation of the pre-training, which the first layer was trained on; volumes,
+for which weights of pictures are inflated, with their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.weights.checkpoint import Checkpoint
+from regard.weights.inflate import Inflation
 from regard.weights.load import open_weights
 from regard.weights.notes import LoadReport
 
@@ -40,12 +42,18 @@ class Start:
         """For the run folder's transfer.json."""
         preparation = self.checkpoint.preparation
         assert preparation is not None
-        return asdict(self.report) | {"mean": preparation.mean, "std": preparation.std}
+        shared = {} if self.report.inflated else {"mean": preparation.mean, "std": preparation.std}
+        return asdict(self.report) | shared
 
 
 def open_start(
-    path: str | Path, classes: int, fields: dict[str, Any], model: str | None, predicts: str = "classes"
+    path: str | Path,
+    classes: int,
+    fields: dict[str, Any],
+    model: str | None,
+    predicts: str = "classes",
+    inflation: Inflation | None = None,
 ) -> Start:
     """Weights of any known format or a run's best, for so many classes and with these fields of the config."""
     asked = {name: value for name, value in fields.items() if name not in RATES}
-    return Start(*open_weights(path, model, classes, new_head=True, predicts=predicts, **asked))
+    return Start(*open_weights(path, model, classes, new_head=True, predicts=predicts, inflation=inflation, **asked))

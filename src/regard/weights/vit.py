@@ -15,9 +15,10 @@ from regard.config import make
 from regard.errors import ConfigError, RunError
 from regard.geometry import grid_of, per_axis
 from regard.networks.vit.config import SIZES, VARIANTS, ViTConfig, configure
-from regard.nn.patches import GridPositions, resample_grid
+from regard.nn.patches import resample_grid
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
+from regard.weights.inflate import as_table, change_channels, inflate_vit
 from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
 from regard.weights.others import reasons
@@ -244,7 +245,7 @@ def _read_head(state: dict[str, Tensor], format: Format, notes: Notes) -> None:
 
 
 def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes: Notes) -> None:
-    """Positions for another grid, and a projection for grey input."""
+    """Positions for another grid, and a projection for other channels."""
     old, new = grid_of(config.size, config.patch), grid_of(target.size, target.patch)
     if old != new and config.patch == target.patch and config.positions in ("learned", "axial"):
         if config.positions == "learned":
@@ -255,10 +256,8 @@ def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes:
                 state[f"positions.axes.{n}"] = resample_grid(state[f"positions.axes.{n}"], (a,), (b,))
         sides = ["×".join(map(str, grid)) for grid in (old, new)]
         notes.changed.append(f"positions are resampled from {sides[0]} to {sides[1]} patches")
-    if (config.channels, target.channels, config.stem) == (3, 1, "patch"):
-        kernel = state["patches.project.weight"]
-        state["patches.project.weight"] = kernel.unflatten(1, (3, -1)).sum(dim=1)
-        notes.changed.append("the patch projection is summed over colours: grey input answers as grey in colour did")
+    if config.channels != target.channels and config.stem == "patch":
+        change_channels(state, config.channels, target.channels, notes)
 
 
 def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
@@ -290,7 +289,7 @@ def write_names(
     notes: list[str] = []
     state = {key: tensor.detach().cpu().float() for key, tensor in weights.items()}
     _require_expressible(config, target)
-    state["positions.table"] = _table(state, config, notes)
+    state["positions.table"] = as_table(state, config, notes)
     for key in [key for key in state if key.startswith("positions.axes")]:
         del state[key]
     if config.head == "mlp":
@@ -363,18 +362,6 @@ def _inexpressible(what: str, target: Format, do: str) -> ConfigError:
     return ConfigError(f"{target.name} weights cannot represent {what}", do=do)
 
 
-def _table(state: Mapping[str, Tensor], config: ViTConfig, notes: list[str]) -> Tensor:
-    """Positions of any kind as the learned table that others have."""
-    if config.positions == "learned":
-        return state["positions.table"]
-    grid, prefix = grid_of(config.size, config.patch), int(config.pool == "class")
-    positions = GridPositions(config.positions, grid, config.width, prefix)
-    positions.load_state_dict({k.removeprefix("positions."): v for k, v in state.items() if k.startswith("positions.")})
-    notes.append(f"{config.positions} positions are written as a table")
-    with torch.no_grad():
-        return positions(torch.zeros(1, prefix + grid[0] * grid[1], config.width), grid)[0]
-
-
 def _settings(config: ViTConfig, target: Format) -> dict[str, Any]:
     """A ViT in the words of transformers' config.json."""
     kind = "vit" if target is HF else "dinov2_with_registers" if config.registers else "dinov2"
@@ -406,6 +393,7 @@ VIT = Family(
     read=read,
     adapt=adapt,
     write=write,
+    inflate=inflate_vit,
     compared=("patch", "heads", "norm", "positions", "rope"),
     unshaped={"heads": 1},
 )
