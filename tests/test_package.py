@@ -223,6 +223,7 @@ def test_only_one_module_computes_attention():
         for node in ast.walk(ast.parse(text)):
             called = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             assert called != "scaled_dot_product_attention", name
+            assert called != "softmax_scores" or name == "nn/tape.py", name
             assert called not in ("softmax", "Softmax", "MultiheadAttention") or name in allowed, name
 
 

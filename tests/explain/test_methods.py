@@ -24,7 +24,8 @@ from regard.explain import (
 from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import Tape
-from regard.nn.attention import _Call, _Scoring
+from regard.nn.attention import Scoring
+from regard.nn.tape import Call
 from tests.explain.explained import explain_class
 from tests.loading import load_classifier
 
@@ -41,7 +42,7 @@ def tape_of(*layers: torch.Tensor, gradients: tuple[torch.Tensor, ...] = ()) -> 
         q = weights.log() if weights.ndim == 3 else weights.log()[None]
         k = torch.eye(q.shape[-1], dtype=torch.float64).expand_as(q)
         arrived = {"last": gradients[number].expand_as(q)[None]} if gradients else {}
-        tape._calls.append(_Call(f"layer {number}", q[None], k[None], _Scoring(scale=1.0), k[None], arrived))
+        tape._calls.append(Call(f"layer {number}", q[None], k[None], Scoring(scale=1.0), k[None], arrived))
     return tape
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from regard.errors import ConfigError
 from regard.geometry import AttentionStep, MergeStep, TokenMap
 from regard.nn import Tape
-from regard.nn.attention import exact_dtype
+from regard.nn.tape import exact_dtype
 
 Flow = Sequence[AttentionStep | MergeStep]
 AT_ONCE = 2**23

@@ -1,14 +1,6 @@
 """Building blocks of all networks: attention, encoder and decoder blocks, patches, positions."""
 
-from regard.nn.attention import (
-    Attention,
-    Tape,
-    attend,
-    attend_additive,
-    attention_weights,
-    capture,
-    recording,
-)
+from regard.nn.attention import Attention, attend, attend_additive, attention_weights, recording
 from regard.nn.blocks import MLP, Activation, BlockConfig, DropPath, EncoderBlock, LastNorm, LayerScale, drop_rates
 from regard.nn.decoder import DecoderBlock, KeyValueCache
 from regard.nn.multihead import MultiHeadAttention
@@ -26,6 +18,7 @@ from regard.nn.patches import (
     sinusoid_grid,
     unpatchify,
 )
+from regard.nn.tape import Tape, capture
 from regard.nn.text_positions import WordOrder, WordPositions, word_table
 
 __all__ = [
