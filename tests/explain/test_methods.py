@@ -41,7 +41,7 @@ def tape_of(*layers: torch.Tensor, gradients: tuple[torch.Tensor, ...] = ()) -> 
     for number, weights in enumerate(layers):
         q = weights.log() if weights.ndim == 3 else weights.log()[None]
         k = torch.eye(q.shape[-1], dtype=torch.float64).expand_as(q)
-        arrived = {"last": gradients[number].expand_as(q)[None]} if gradients else {}
+        arrived = {0: gradients[number].expand_as(q)[None]} if gradients else {}
         tape._calls.append(Call(f"layer {number}", q[None], k[None], Scoring(scale=1.0), k[None], arrived))
     return tape
 
