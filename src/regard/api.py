@@ -16,8 +16,10 @@ from regard.errors import ConfigError, DataError, did_you_mean
 from regard.metrics import Comparison
 from regard.networks.base import Network
 from regard.run import using
+from regard.run.folds import cross_validate, is_folds, report_folds
 from regard.run.repeat import repeat
-from regard.run.runner import report, resume_run, start
+from regard.run.runner import report as report_run
+from regard.run.runner import resume_run, start
 from regard.run.settle import pick_device
 from regard.task import Predictor, Result
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint
@@ -143,6 +145,8 @@ def train(
     data: str | Path,
     *,
     seeds: int = 1,
+    folds: int = 1,
+    jobs: int = 1,
     quiet: bool = False,
     command: str | None = None,
     resume: bool = False,
@@ -155,13 +159,21 @@ def train(
     `dataset` is what `check` returned for the same data: many runs need not read it many times. With `resume`, a run
     that `out` already holds is resumed. With `dry_run`, one step is made, the plan is printed, and nothing is written.
     With `seeds`, that many runs from `seed` on in folders of their own, and the mean and deviation of their figures in
-    the summary.json of the folder around them. Under torchrun, all its processes train one model.
+    the summary.json of the folder around them. With `folds`, a cross-validation: as many runs, `jobs` at a time, each
+    tested on its own fold; the folder around them has all out-of-fold predictions and a report. Under torchrun, all
+    its processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
     True
     """
     options: dict[str, Any] = {"quiet": quiet, "command": command, "dataset": dataset}
+    if folds != 1:
+        if seeds != 1:
+            raise ConfigError("folds and seeds are given", do="leave out --seeds or --folds")
+        return cross_validate(data, settings, folds, jobs=jobs, dry_run=dry_run, **options)
+    if jobs != 1:
+        raise ConfigError("jobs is for several folds", do="give --folds, or leave --jobs out")
     if seeds != 1:
         if dry_run:
             raise ConfigError("a dry run is of one seed", do="leave out --dry-run or --seeds")
@@ -208,6 +220,11 @@ def resume(
     True
     """
     return resume_run(run, data=data, dataset=dataset, quiet=quiet, command=command, changes=changes)
+
+
+def report(run: Run) -> None:
+    """Draw figures and report anew from the files of a run, or of several folds."""
+    report_folds(run) if is_folds(run.path) else report_run(run)
 
 
 def load(path: str | Path, device: str = "auto", quiet: bool = False, **options: Any) -> Predictor:

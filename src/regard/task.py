@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -160,6 +161,30 @@ class Job:
         return [number for number, its in enumerate(self.splits) if its == name]
 
 
+@dataclass(frozen=True)
+class Folds:
+    """The predictions of every sample by the network of the fold that had not seen it, for a task to add up."""
+
+    rows: list[dict[str, str]]
+    """Of predictions.csv, with `fold` and `patient`."""
+    validation: list[list[dict[str, str]]]
+    """By fold: predictions of the part of its training data that chose its weights. Thresholds are chosen here."""
+    covariates: dict[str, np.ndarray] = field(default_factory=dict)
+    """What is known of each sample that no network should learn from, such as its site: features (N, F)."""
+
+    @property
+    def fold(self) -> np.ndarray:
+        return np.array([int(row["fold"]) for row in self.rows])
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Of each sample its patient, or itself."""
+        return np.array([row["patient"] or f"sample {number}" for number, row in enumerate(self.rows)])
+
+    def numbers(self, column: str) -> np.ndarray:
+        return np.array([float(row[column]) for row in self.rows])
+
+
 class Task(ABC):
     """One kind of work, bound to one run's job."""
 
@@ -207,10 +232,11 @@ class Task(ABC):
         """Values for the settings that may be left open."""
 
     @classmethod
-    def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:
+    def split(cls, dataset: Any, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:
+        """The split of each sample, and where it comes from; `given` replaces what the data says."""
         from regard.data.splits import split
 
-        return split(dataset, config.data.split_seed, config.data.holdout)
+        return split(dataset, config.data.split_seed, config.data.holdout, given=given)
 
     # The run: network, batches, loss.
 
@@ -309,6 +335,21 @@ class Task(ABC):
     @abstractmethod
     def page(run: Any, config: Any, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         """What report.html and model_card.md say, from the files of the run folder."""
+
+    # Several folds.
+
+    pools: ClassVar[bool] = False
+    """Whether out-of-fold predictions can be added up: then there is `pool`, and `pool_page` for the report."""
+
+    @classmethod
+    def pool(cls, folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
+        """For summary.json: `figures`, `per_fold` (by figure a `Spread`), `headline`, `warnings`, and what is drawn."""
+        raise NotImplementedError
+
+    @staticmethod
+    def pool_page(run: Any, data: dict[str, Any], summary: dict[str, Any]) -> Page:
+        """What the report of several folds says, from its folder."""
+        raise NotImplementedError
 
     # Trained models.
 

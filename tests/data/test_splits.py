@@ -1,12 +1,15 @@
 """Splits keep what the data says, hold classes in proportion, and never part what belongs together."""
 
+import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import StratifiedGroupKFold
 
 from regard import tasks
 from regard.data import Sample, Source, keep_some, open_source, scan, split
 from regard.data.dataset import Dataset
 from regard.data.scanner import ImageDataset
+from regard.data.splits import assign_folds, fold_splits
 from regard.data.text import TextDataset
 from regard.errors import DataError
 from tests.conftest import make_folder
@@ -173,3 +176,44 @@ def test_images_left_out_are_no_leak():
     assert not found.crossing(names)
     assert not found.groups_across_splits(names)
     assert found.crossing(["train", "test", "unused", "unused"])
+
+
+def spread_of(folds: np.ndarray, labels: np.ndarray, count: int) -> float:
+    """How far the folds' shares of a class are from equal, at most."""
+    shares = [np.bincount(folds[labels == c], minlength=count) / (labels == c).sum() for c in np.unique(labels)]
+    return float(np.abs(np.array(shares) - 1 / count).max())
+
+
+@pytest.mark.parametrize("folds", [3, 5])
+def test_folds_are_as_balanced_as_those_of_scikit_learn_and_part_no_patient(folds):
+    draw, own, theirs = np.random.default_rng(0), [], []
+    for seed in range(5):
+        sizes = draw.integers(1, 6, 60)
+        group, label = np.repeat(np.arange(60), sizes), np.repeat((draw.random(60) < 0.3).astype(int), sizes)
+        samples = [
+            Sample(str(n), int(c), group=f"patient {g}") for n, (g, c) in enumerate(zip(group, label, strict=True))
+        ]
+        numbers, note = assign_folds(made(samples), folds, seed)
+        assert assign_folds(made(samples), folds, seed)[0] == numbers
+        assert set(numbers) == set(range(1, folds + 1))
+        assert len(set(zip(group.tolist(), numbers, strict=True))) == 60, "no patient is in two folds"
+        assert f"in 60 patients or groups of equal contents in {folds} folds" in note
+        own.append(spread_of(np.array(numbers) - 1, label, folds))
+        split_by = StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(label, label, group)
+        other = np.zeros(len(label), dtype=int)
+        for fold, (_, tested) in enumerate(split_by):
+            other[tested] = fold
+        theirs.append(spread_of(other, label, folds))
+    assert np.mean(own) <= np.mean(theirs) + 0.01
+
+
+def test_folds_keep_equal_pixels_together_and_the_test_split_out():
+    samples = [Sample(str(n), n % 2, "test" if n < 10 else "val" if n < 20 else "train") for n in range(70)]
+    numbers, note = assign_folds(made(samples, digests=[str(n // 2) for n in range(70)]), 4, 0)
+    assert numbers[:10] == [0] * 10
+    assert all(numbers[n] == numbers[n + 1] for n in range(10, 70, 2))
+    assert "own test split (10) stays out of the folds; the data's own val is part of them" in note
+    assert fold_splits(numbers, 2).count("test") == numbers.count(2)
+    assert fold_splits(numbers, 2)[:10] == ["unused"] * 10
+    with pytest.raises(DataError, match="30 independent images cannot make 31 folds"):
+        assign_folds(made(samples, digests=[str(n // 2) for n in range(70)]), 31, 0)

@@ -65,13 +65,15 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
         "resume": given.pop("resume", False),
     }
     dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
+    folds, jobs = given.pop("folds", 1), given.pop("jobs", 1)
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
     if ray is not None:
         from regard.run.ray import train_on_ray
 
-        if dry_run or seeds != 1 or command != "train":
-            raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
+        if dry_run or seeds != 1 or folds != 1 or command != "train":
+            what = "--ray goes with neither --dry-run, --seeds, --folds nor pretrain"
+            raise ConfigError(what, do="leave one of them out; --jobs trains several folds at a time")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
         return tell_run(train_on_ray(data, processes=ray, **same, **given))
@@ -80,9 +82,14 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     if command == "pretrain":
         made = api.pretrain(data, dry_run=dry_run, **same, **given)
     else:
-        made = api.train(data, seeds=seeds, dry_run=dry_run, **same, **given)
+        made = api.train(data, seeds=seeds, folds=folds, jobs=jobs, dry_run=dry_run, **same, **given)
     if dry_run:
         return
+    if folds != 1:
+        from regard.run.folds import table as fold_table
+
+        print(fold_table(made.read_json("summary.json")))
+        return tell_run(made)
     if seeds == 1:
         return tell_run(made)
     from regard.run.repeat import table
@@ -116,6 +123,10 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
     )
     if command == "train":
         parser.add_argument("--seeds", type=int, metavar="INT", help="Runs to make, each with the next seed.")
+        parser.add_argument(
+            "--folds", type=int, metavar="INT", help="Cross-validate: as many runs, each tested on its own fold."
+        )
+        parser.add_argument("--jobs", type=int, metavar="INT", help="With --folds: folds at a time (default: 1).")
         parser.add_argument(
             "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
         )

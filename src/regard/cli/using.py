@@ -306,9 +306,10 @@ class Report:
     def run(self) -> None:
         require_path(self.run_folder)
         from regard import api
+        from regard.run.folds import is_folds
         from regard.weights import Run
 
-        folder = Run.open(self.run_folder)
+        folder = Run(Path(self.run_folder)) if is_folds(self.run_folder) else Run.open(self.run_folder)
         api.report(folder)
         print(folder.path / "report.html")
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 import multiprocessing
 import os
+import re
 import sys
 import threading
 from collections import Counter, defaultdict, deque
@@ -28,6 +29,12 @@ from regard.data.workers import signals_held
 from regard.errors import DataError, counted
 
 CACHE_SIDE = 512
+SITES = re.compile(
+    r"(^|[_\W])(site|scanner|cent(re|er)|hospital|institut\w*|manufacturer|vendor|protocol|field.?strength|tss)s?"
+    r"(?=$|[_\W])",
+    re.IGNORECASE,
+)
+"""Columns that say where or how a picture was made."""
 GREY = "RGB, all grey"
 """Mode of a grey picture that is stored as colour."""
 GREY_LEVELS = 0.5
@@ -158,6 +165,26 @@ class ImageDataset:
 
     def num_groups(self) -> int:
         return len({sample.group for sample in self.source.samples} - {None})
+
+    def covariates(self) -> dict[str, np.ndarray]:
+        """What may give a label away without a look at the picture, as features (N, F) by name.
+
+        Columns that name a site or a scanner; the size of the file, of a scan its voxels.
+        """
+        made = {}
+        for name, texts in self.source.columns.items():
+            levels = sorted(set(texts))
+            if SITES.search(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)) and 1 < len(levels) <= len(texts) / 2:
+                made[name] = np.eye(len(levels))[[levels.index(text) for text in texts]]
+        if survey := self.source.survey:
+            facts = {own.key: own for own in survey.usable}
+            known = [facts.get(sample.key) for sample in self.source.samples]
+            made["voxel spacing and shape"] = np.array([
+                [0.0] * 6 if own is None else [*own.spacing, *next(iter(own.scans.values()))["shape"]] for own in known
+            ])  # fmt: skip
+        else:
+            made["image size"] = np.array([list(shape or (0,) * len(next(iter(self.sizes)))) for shape in self.shapes])
+        return {name: values for name, values in made.items() if len(values) and (values != values[0]).any()}
 
     def conflicting(self) -> list[list[int]]:
         """Duplicates with different labels."""

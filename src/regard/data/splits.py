@@ -76,6 +76,50 @@ def keep_some(dataset: Dataset, names: list[str], count: int, seed: int) -> list
     return [UNUSED if name == "train" and i not in kept else name for i, name in enumerate(names)]
 
 
+def assign_folds(dataset: Dataset, folds: int, seed: int) -> tuple[list[int], str]:
+    """The fold of each sample, from 1 on, or 0 for the test split that the data names; and a sentence about it.
+
+    Folds are alike in size and in the proportions of the strata. Samples of one group (a patient) or with equal
+    contents are in one fold: the largest groups are dealt out first, each to the fold that lacks most of what it has.
+    """
+    given, strata = dataset.given_splits(), np.array(dataset.strata())
+    pool = [i for i, name in enumerate(given) if not (name or "").startswith("test")]
+    members: dict[int, list[int]] = {}
+    for i, owner in zip(pool, _owners(dataset, pool), strict=True):
+        members.setdefault(owner, []).append(i)
+    if len(members) < folds:
+        what = f"{len(members)} independent {dataset.samples_word} cannot make {folds} folds"
+        raise DataError(what, where=dataset.name, do="give fewer --folds, or more data")
+    kinds = strata.max() + 1
+    counts = {owner: np.bincount(strata[own], minlength=kinds) for owner, own in members.items()}
+    total = np.maximum(np.bincount(strata[pool], minlength=kinds), 1)
+    owners = np.array(list(members))
+    chance = dict(zip(owners.tolist(), uniforms(seed, 0, owners, 1, use=6)[:, 0].tolist(), strict=True))
+    held, made = np.zeros((folds, kinds)), [0] * len(given)
+    for owner in sorted(members, key=lambda o: (-len(members[o]), chance[o])):
+        lack = (held / total) @ counts[owner] + held.sum(1) / len(pool) / 2
+        fold = int(np.argmin(np.round(lack, 12)))
+        held[fold] += counts[owner]
+        for i in members[owner]:
+            made[i] = fold + 1
+    groups = "" if len(members) == len(pool) else f" in {len(members)} patients or groups of equal contents"
+    note = f"{len(pool)} {dataset.samples_word}{groups} in {folds} folds of {_and(_sizes(made, folds))}"
+    if kept := len(given) - len(pool):
+        note += f"; the data's own test split ({kept}) stays out of the folds"
+    if "val" in given:
+        note += "; the data's own val is part of them"
+    return made, note
+
+
+def _sizes(made: list[int], folds: int) -> list[str]:
+    return [str(made.count(fold + 1)) for fold in range(folds)]
+
+
+def fold_splits(given: list[int], fold: int) -> list[str | None]:
+    """What one fold's run is given: its own samples to test on, the others to train and choose on."""
+    return [UNUSED if its == 0 else "test" if its == fold else "train" for its in given]
+
+
 def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, most: int | None, need: int) -> None:
     """Move about `share` of each stratum's training samples to split `new`, in place.
 

@@ -126,12 +126,23 @@ def within_folds(scores: np.ndarray, labels: np.ndarray, folds: np.ndarray) -> n
 
 
 class Permuted(NamedTuple):
-    """The AUC from pairs within folds, its mean under permuted labels, the p value and the number of permutations."""
+    """A figure, its mean under exchanged outcomes, the one-sided p value and the number of permutations."""
 
     value: float
     chance: float
     p: float
     permutations: int
+
+    @staticmethod
+    def of(values: list[float]) -> Permuted:
+        """The first value is of the outcomes as they are.
+
+        >>> Permuted.of([0.7, 0.5, 0.6, 0.4])
+        Permuted(value=0.7, chance=0.5, p=0.25, permutations=3)
+        """
+        others = np.array(values[1:])
+        reached = int((others >= values[0] - 1e-12).sum())
+        return Permuted(values[0], float(others.mean()), (1 + reached) / len(values), len(others))
 
 
 def permutation_test(
@@ -140,26 +151,43 @@ def permutation_test(
 ) -> Permuted:  # fmt: skip
     """Whether scores (N, classes) rank labels better than labels permuted within folds: one-sided, mean over classes.
 
-    Patients whose samples all have one label exchange their labels; others keep theirs. Of two classes, the second
-    counts. The networks are not trained again: it tests the predictions made, not the way to them.
+    Patients exchange their labels. Of two classes, the second counts. The networks are not trained again: it tests the
+    predictions made, not the way to them.
     """
-    draw, drawn = np.random.default_rng(seed), np.tile(labels, (permutations + 1, 1))
-    for fold in np.unique(folds):
-        own = np.flatnonzero(folds == fold)
-        patients, owner = np.unique(groups[own], return_inverse=True)
-        whole = [n for n in range(len(patients)) if len(set(labels[own][owner == n].tolist())) == 1]
-        first = {n: labels[own][owner == n][0] for n in whole}
-        known, held = np.array([first[n] for n in whole]), np.array(whole)
-        for row in range(1, permutations + 1):
-            table = np.full(len(patients), -1)
-            table[held] = draw.permutation(known)
-            fresh = table[owner]
-            drawn[row, own] = np.where(fresh >= 0, fresh, labels[own])
+    drawn = np.stack([labels, *(labels[order] for order in permute(folds, groups, permutations, seed)[1:])])
     areas = within_folds(scores, drawn, folds)
     chosen = areas[:, -1:] if scores.shape[1] == 2 else areas
-    values = np.nanmean(chosen, axis=1)
-    reached = int((values[1:] >= values[0] - 1e-12).sum())
-    return Permuted(float(values[0]), float(values[1:].mean()), (1 + reached) / (1 + permutations), permutations)
+    return Permuted.of(np.nanmean(chosen, axis=1).tolist())
+
+
+def permuted_numbers(
+    guess: np.ndarray, truth: np.ndarray, folds: np.ndarray, groups: np.ndarray, permutations: int = PERMUTATIONS
+) -> Permuted:
+    """The same of numbers: the correlation of predictions with the truth, after each fold's means are taken off."""
+
+    def centred(values: np.ndarray) -> np.ndarray:
+        _, place = np.unique(folds, return_inverse=True)
+        return values - (np.bincount(place, values) / np.bincount(place))[place]
+
+    guess, truth = centred(guess), centred(truth)
+    size = math.sqrt(float((guess**2).sum() * (truth**2).sum())) or 1.0
+    return Permuted.of([float(guess @ truth[order]) / size for order in permute(folds, groups, permutations)])
+
+
+def permute(folds: np.ndarray, groups: np.ndarray, count: int, seed: int = 0) -> list[np.ndarray]:
+    """Orders of the samples: the first as they are, then `count` in which patients of one fold exchange outcomes.
+
+    Only patients with as many samples exchange theirs, sample by sample.
+    """
+    draw, made = np.random.default_rng(seed), [np.arange(len(folds)) for _ in range(count + 1)]
+    for fold in np.unique(folds):
+        own = np.flatnonzero(folds == fold)
+        _patients, owner, sizes = np.unique(groups[own], return_inverse=True, return_counts=True)
+        for size in np.unique(sizes):
+            like = np.stack([own[owner == n] for n in np.flatnonzero(sizes == size)])  # (patients, size)
+            for order in made[1:]:
+                order[like] = like[draw.permutation(len(like))]
+    return made
 
 
 def predict_from(features: np.ndarray, target: np.ndarray, folds: np.ndarray) -> np.ndarray:

@@ -138,6 +138,12 @@ class Concordance:
 
     def resampled(self, risk: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """C for each row of sample weights (resamples, N)."""
+        right, pairs = self.counts(risk, weights)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(pairs > 0, right / pairs, np.nan)
+
+    def counts(self, risk: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs in the right order and all pairs, for each row of sample weights."""
         right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
         for rows in self._blocks():
             later = (self.time[rows, None] < self.time) | ((self.time[rows, None] == self.time) & ~self.event)
@@ -146,8 +152,7 @@ class Concordance:
             own = weights[:, rows]
             right += (own * (weights @ score.T)).sum(1)
             pairs += (own * (weights @ later.T.astype(float))).sum(1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(pairs > 0, right / pairs, np.nan)
+        return right, pairs
 
     def _blocks(self) -> Iterator[np.ndarray]:
         dead, each = np.flatnonzero(self.event), max(1, BLOCK // max(1, len(self.time)))

@@ -113,7 +113,7 @@ def confused_pairs(counts: np.ndarray, classes: list[str], most: int = 12) -> li
 
 
 @style()
-def reliability(rows: np.ndarray) -> str:
+def reliability(rows: np.ndarray, x: str = "mean confidence in bin", y: str = "accuracy in bin") -> str:
     """Accuracy against confidence; on the diagonal a model means what it says."""
     figure = canvas(3.9, 3.5)
     ax = figure.subplots()
@@ -122,7 +122,7 @@ def reliability(rows: np.ndarray) -> str:
     ax.scatter(rows[:, 0], rows[:, 1], s=size, color=BLUE, alpha=0.85, linewidths=0)
     ax.set_xlim(0, 1.03)
     ax.set_ylim(0, 1.03)
-    dress(ax, "mean confidence in bin", "accuracy in bin")
+    dress(ax, x, y)
     ax.text(0.04, 0.96, "dot area: samples", fontsize=8, color=GREY, va="top")
     return to_svg(figure)
 

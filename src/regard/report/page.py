@@ -23,7 +23,7 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
         page: Page = task.page(run, config, data, summary)
         stored = run.read_json("config.json")
         where, defaults = str(stored["data"]), str(stored.get("why", ""))
-        card = _card(run, where, config, data, summary, page) if page.limits else ""
+        card = card_text(run, where, config, data, summary, page) if page.limits else ""
         again = f"regard {command} {reproducing(where, config, origins)}"
         html = _page(run, where, config, origins, data, summary, page, defaults, again)
     except (TypeError, ValueError, LookupError, AttributeError) as error:  # a file of the run is not as it was written
@@ -39,9 +39,6 @@ def _page(
     defaults: str, again: str,
 ) -> str:  # fmt: skip
     environment = {name: value and str(value) for name, value in run.read_json("environment.json").items()}
-    settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
-    chosen = [row for row in settings if row[2] != "default"]
-    rest = [row for row in settings if row[2] == "default"]
     threads = counted(int(environment["threads"]), "threads")
     why = "the last" if config.optim.choose == "last" else f"by validation {page.chosen_by}"
     parts = [
@@ -63,16 +60,32 @@ def _page(
         table(("split", str(data["samples"])), [(name, f"{total(count):,}") for name, count in data["counts"].items()]),
         f"<p>Fingerprint: <code>{escape(str(data['fingerprint'])[:16])}</code>. "
         f"{escape(' '.join(data['findings']))}</p>",
-        "<h2>Settings</h2>",
-        f"<p>Defaults {escape(defaults)}.</p>" if defaults else "",
-        table(("setting", "value", "from"), chosen),
-        f"<details><summary>{len(rest)} defaults</summary>{table(('setting', 'value', 'from'), rest)}</details>",
+        settings_html(config, origins, defaults),
         f"<h2>To reproduce</h2><pre>{escape(again)}</pre>",
         f"<p>regard {escape(environment['regard'])}, torch {escape(environment['torch'])}, "
         f"Python {escape(environment['python'])}, {escape(environment['platform'])}.</p>",
     ]  # fmt: skip
+    return page_html(page.title, parts)
+
+
+def page_html(title: str, parts: list[str]) -> str:
+    """A page that opens offline."""
     style = (files("regard.report") / "style.css").read_text(encoding="utf-8")
-    return _SHELL.format(policy=_policy(), title=escape(page.title), style=style, body="\n".join(parts))
+    return _SHELL.format(policy=_policy(), title=escape(title), style=style, body="\n".join(parts))
+
+
+def settings_html(config: RunConfig, origins: dict[str, Any], defaults: str = "") -> str:
+    """The settings by where they come from; `defaults` says why these."""
+    settings = [(n, plain(v), origins.get(n, "default")) for n, v in config.flat().items() if v is not None]
+    chosen = [row for row in settings if row[2] != "default"]
+    rest = [row for row in settings if row[2] == "default"]
+    header = ("setting", "value", "from")
+    return (
+        "<h2>Settings</h2>"
+        + (f"<p>Defaults {escape(defaults)}.</p>" if defaults else "")
+        + table(header, chosen)
+        + f"<details><summary>{len(rest)} defaults</summary>{table(header, rest)}</details>"
+    )
 
 
 def _policy() -> str:
@@ -82,7 +95,7 @@ def _policy() -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {own}; base-uri 'none'"
 
 
-def _card(run: Run, where: str, config: RunConfig, data: Any, summary: Any, page: Page) -> str:
+def card_text(run: Run, where: str, config: RunConfig, data: Any, summary: Any, page: Page) -> str:
     rows = "\n".join(f"| {' | '.join(markdown(cell) for cell in row[:3])} |" for row in page.figures)
     counts = ", ".join(f"{markdown(name)} {total(count):,}" for name, count in data["counts"].items())
     warnings = markdown(" ".join(page.warnings)) or "None found."

@@ -33,7 +33,7 @@ def repeat(
     asked = check_settings(entry, settings)
     first, out = settings.get("seed", 0), settings.get("out") or f"runs/{Path(data).stem}-seeds"
     folder, stored = Run(Path(out).expanduser()), {"data": str(data), **settings, "seed": first, "out": out}
-    _claim(folder, stored)
+    claim(folder, stored)
     numbers, runs = range(first, first + seeds), list[Run]()
     for seed in numbers:
         run = Run(folder.path / f"seed{seed}")
@@ -86,7 +86,7 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def _claim(folder: Run, asked: dict[str, Any]) -> None:
+def claim(folder: Run, asked: dict[str, Any]) -> None:
     """Make the folder, or know it as one made for the same settings: runs of others must not be averaged with these."""
     if (folder.path / "settings.json").is_file():
         held, asked = folder.read_json("settings.json"), json.loads(to_json(asked))

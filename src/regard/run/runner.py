@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +47,9 @@ def start(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
+    given: Sequence[str | None] | None = None,
 ) -> Run:
-    """A run from its settings to its report."""
+    """A run from its settings to its report; `given` are splits in place of the data's own."""
     settings = plain_settings(settings)
     entry, why = tasks.choose(data, settings, command_name)
     asked = check_settings(entry, settings)
@@ -77,7 +78,9 @@ def start(
         if world.size == 1 and config.flat().get("shard"):
             progress.say("warning: shard has no effect on one process")
         config = config.change({"out": world.agree(config.general.out or "")})
-        splits, note = task_class.split(dataset, config)
+        splits, note = task_class.split(dataset, config, None if given is None else list(given))
+        if given is not None:
+            note = f"train and test as given; {note.partition('; ')[2]}"
         progress.say(f"splits: {note}")
         task = task_class(Job(config, origins, dataset, splits, note, weights, why_these))
         prepare(task, progress)

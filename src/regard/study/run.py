@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
+from functools import partial
 from typing import Any
 
 from regard import api, tasks
 from regard.console import Progress, time_left
 from regard.data import ImageDataset, split
 from regard.errors import ConfigError, DivergedError
+from regard.run.pool import each
 from regard.run.settle import check_settings, settle
 from regard.study.design import Study, Trial
 from regard.study.keep import keep_plan
@@ -48,7 +46,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
-        for trial, future in _results(study, scan, waiting, jobs):
+        for trial, future in each(partial(_execute, study), waiting, jobs, scan):
             try:
                 accuracy = future.result()
             except DivergedError as error:
@@ -66,46 +64,6 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
         if there:
             result.write()
     return result
-
-
-def _results(study: Study, scan: ImageDataset, trials: list[Trial], jobs: int) -> Iterator[tuple[Trial, Future[float]]]:
-    """Yields each run when it has ended. With several `jobs`, runs are in worker processes, which share the cores and
-    get the scan once."""
-    if jobs == 1:
-        for trial in trials:
-            future: Future[float] = Future()
-            try:
-                future.set_result(_execute(study, trial, scan))
-            except DivergedError as error:
-                future.set_exception(error)
-            yield trial, future
-        return
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    # As arrays: torch would send each tensor as an open file, of which a process may have only few.
-    images = {number: image.numpy() for number, image in scan.cache.items()}
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (threads, replace(scan, cache={}), images))
-    try:
-        futures = {pool.submit(_execute_in_worker, study, trial): trial for trial in trials}
-        for future in as_completed(futures):
-            yield futures[future], future
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_DATASETS: list[ImageDataset] = []
-"""In a worker process: the scan of the study's data."""
-
-
-def _start_worker(threads: int, scan: ImageDataset, images: dict[int, Any]) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    scan.cache = {number: torch.from_numpy(image) for number, image in images.items()}
-    _DATASETS.append(scan)
-
-
-def _execute_in_worker(study: Study, trial: Trial) -> float:
-    return _execute(study, trial, _DATASETS[0])
 
 
 def _with_settings(study: Study, scan: ImageDataset) -> Study:
@@ -141,7 +99,7 @@ def _finished(study: Study, trial: Trial) -> bool:
     return (study.out / "runs" / trial.name / "report.html").is_file()
 
 
-def _execute(study: Study, trial: Trial, scan: ImageDataset) -> float:
+def _execute(study: Study, scan: ImageDataset, trial: Trial) -> float:
     path = study.out / "runs" / trial.name
     settings = {name: value for name, value in trial.settings.items() if value is not None}
     run: Run = api.train(study.data, out=path, quiet=True, resume=True, dataset=scan, **settings)

@@ -231,8 +231,8 @@ class ImageTask(Task):
         return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
 
     @classmethod
-    def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:
-        splits, note = split(dataset, config.data.split_seed, config.data.holdout)
+    def split(cls, dataset: Any, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:
+        splits, note = split(dataset, config.data.split_seed, config.data.holdout, given=given)
         splits = [name if digest else "unreadable" for name, digest in zip(splits, dataset.digests, strict=True)]
         if config.data.images is not None:
             splits = keep_some(dataset, splits, config.data.images, config.general.seed)

@@ -128,9 +128,10 @@ class Run:
             do = "give the same `regard train` command again with --resume: it starts anew"
             raise RunError("the run was stopped before its set-up was complete", where=run.path, do=do)
         if not (run.path / CONFIG).is_file():
-            if seeds := sorted(folder.parent.name for folder in run.path.glob("seed*/config.json")):
-                do = f"give one of them: {', '.join(str(run.path / name) for name in seeds[:5])}"
-                raise RunError(f"the folder holds {len(seeds)} runs of different seeds", where=run.path, do=do)
+            for kind in ("seed", "fold"):
+                if held := sorted(folder.parent.name for folder in run.path.glob(f"{kind}*/config.json")):
+                    do = f"give one of them: {', '.join(str(run.path / name) for name in held[:5])}"
+                    raise RunError(f"the folder holds {len(held)} runs of different {kind}s", where=run.path, do=do)
             do = "give the folder that `regard train` made; it comes before the data"
             raise RunError("the folder is not a run: it has no config.json", where=run.path, do=do)
         for found in run.path.rglob("*"):

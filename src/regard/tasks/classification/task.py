@@ -15,6 +15,7 @@ from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.errors import DataError
 from regard.task import Choice
+from regard.tasks.classification import folds
 from regard.tasks.classification.comparison import compare_classifiers
 from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
@@ -43,7 +44,7 @@ class Task(ImageTask):
         return super().choose(dataset, start, asked, gpu)
 
     @classmethod
-    def split(cls, dataset: ImageDataset, config: Any) -> tuple[list[str], str]:
+    def split(cls, dataset: ImageDataset, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:
         classes = dataset.source.classes
         if len(classes) < 2:
             raise DataError(
@@ -52,7 +53,7 @@ class Task(ImageTask):
                 do="give the folder that holds one folder per class; labels in file names are read by --label-pattern",
             )
         try:
-            return super().split(dataset, config)
+            return super().split(dataset, config, given)
         except DataError as error:
             if not all(re.fullmatch(r"-?\d+\.\d*", name) for name in classes):
                 raise
@@ -128,6 +129,9 @@ class Task(ImageTask):
         explain_images(run, trained, self.images, samples, progress)
 
     page = staticmethod(page)
+    pools: ClassVar[bool] = True
+    pool = staticmethod(folds.pool)
+    pool_page = staticmethod(folds.page)
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Classifier:

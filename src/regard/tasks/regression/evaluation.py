@@ -79,16 +79,22 @@ class NumberEvaluation:
         return {"figures": figures} | ({"whole": whole_json(self.whole, len(self.keys))} if self.whole else {})
 
 
-def number_figures(truth: np.ndarray, predicted: np.ndarray, seed: int = 0) -> dict[str, Figure]:
+def number_figures(
+    truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None = None, seed: int = 0
+) -> dict[str, Figure]:
     """Mean absolute error, root mean squared error and R², each with its bootstrap interval.
+
+    `weights` (1 + resamples, N) count the samples, a row of ones first; without them samples are drawn one by one.
 
     >>> figures = number_figures(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 3.0, 2.0]))
     >>> round(figures["mae"].value, 3), round(figures["rmse"].value, 3), round(figures["r2"].value, 3)
     (0.5, 1.0, 0.2)
     """
     n, error = len(truth), predicted - truth
-    draw = np.random.default_rng(seed)
-    weights = np.vstack([np.ones(n), draw.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)]) / n
+    if weights is None:
+        draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
+        weights = np.vstack([np.ones(n), draws])
+    weights = weights / weights.sum(1, keepdims=True)
     squared = weights @ error**2
     spread = weights @ truth**2 - (weights @ truth) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -37,7 +37,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         headline=f'<p class="big">{first["value"]:.4g} mean absolute error <span>{escape(on)}; '
         f"95 % interval {first['low']:.4g} to {first['high']:.4g}</span></p>",
         headline_text=f"{first['value']:.4g} mean absolute error {on}",
-        figures=[_row(name, figure, many) for name, figure in summary["figures"].items()],
+        figures=[figure_row(name, figure, many) for name, figure in summary["figures"].items()],
         chosen_by="loss",
         warnings=warnings(data, summary),
         facts=[(f"always the mean {name}", f"error {error:.4g}") for name, error in summary["mean_error"].items()],
@@ -55,7 +55,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     )
 
 
-def _row(name: str, figure: dict[str, Any], many: bool) -> tuple[str, str, str, str]:
+def figure_row(name: str, figure: dict[str, Any], many: bool) -> tuple[str, str, str, str]:
     measure, _, column = name.partition("_")
     label = f"{NAMES[measure][0]}, {column}" if many else NAMES[measure][0]
     value, low, high = ("–" if figure[key] is None else f"{figure[key]:.4g}" for key in ("value", "low", "high"))

@@ -18,6 +18,7 @@ from regard.metrics import Comparison
 from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask
+from regard.tasks.regression import folds
 from regard.tasks.regression.data import NumberDataset, read_numbers
 from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError
@@ -115,6 +116,9 @@ class Task(ImageTask):
         explain_images(run, trained, self.images, samples, progress)
 
     page = staticmethod(page)
+    pools: ClassVar[bool] = True
+    pool = staticmethod(folds.pool)
+    pool_page = staticmethod(folds.page)
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Estimator:

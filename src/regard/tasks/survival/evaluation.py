@@ -56,7 +56,7 @@ class SurvivalEvaluation:
             survival = curves.survival(logits, np.r_[grid, horizon])
         figures = survival_figures(time, event, risk, survival, grid, horizon)
         details: dict[str, Any] = {
-            "horizon": horizon, "events": int(event.sum()), **_risk_groups(time, event, risk > 0)
+            "horizon": horizon, "events": int(event.sum()), **risk_groups(time, event, risk > 0)
         }  # fmt: skip
         if survival is not None and len(grid):
             known = step(np.array(curves.times), np.array(curves.reference), grid)[None].repeat(len(time), 0)
@@ -107,7 +107,7 @@ class SurvivalEvaluation:
         return {"figures": figures, **self.details, **whole}
 
 
-def _risk_groups(time: np.ndarray, event: np.ndarray, high: np.ndarray) -> dict[str, Any]:
+def risk_groups(time: np.ndarray, event: np.ndarray, high: np.ndarray) -> dict[str, Any]:
     """Kaplan–Meier of low and high risk with numbers at risk, and the log-rank test between them."""
     ticks, groups = np.linspace(0, time.max(), SHOWN_AT_RISK), {}
     for name, own in (("low", ~high), ("high", high)):

@@ -21,6 +21,7 @@ from regard.networks.base import Network
 from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask
+from regard.tasks.survival import folds
 from regard.tasks.survival.clinical import Clinical, fit_cox, join
 from regard.tasks.survival.curves import Curves, discrete_targets, make_edges
 from regard.tasks.survival.data import SubjectDataset, read_subjects
@@ -202,6 +203,9 @@ class Task(ImageTask):
         explain_images(run, trained, self.images, samples, progress)
 
     page = staticmethod(page)
+    pools: ClassVar[bool] = True
+    pool = staticmethod(folds.pool)
+    pool_page = staticmethod(folds.page)
     doubts = staticmethod(doubts)
 
     @classmethod

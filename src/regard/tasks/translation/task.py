@@ -75,8 +75,8 @@ class Task(BaseTask):
         return {}
 
     @classmethod
-    def split(cls, dataset: Any, config: Any) -> tuple[list[str], str]:
-        return split(dataset, config.data.split_seed, config.data.holdout, MOST_HELD_OUT)
+    def split(cls, dataset: Any, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:
+        return split(dataset, config.data.split_seed, config.data.holdout, MOST_HELD_OUT, given)
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         corpus, data = self.corpus, self.config.data

@@ -1,0 +1,149 @@
+"""What out-of-fold risks add up to, and the report of it.
+
+Risks of different folds are of different networks, each with a baseline hazard of its own: only pairs of subjects of
+one fold are compared. Whether a risk is high or low, by the median of its fold's training set, can be pooled.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from regard.metrics import Concordance, breslow, step
+from regard.metrics.folds import Permuted, bootstrap_figure, patient_weights, permute, predict_from, spread
+from regard.report.page import table
+from regard.task import Folds, Page, Section
+from regard.tasks.survival.data import FEW_EVENTS
+from regard.tasks.survival.evaluation import risk_groups
+from regard.tasks.survival.page import kaplan_meier_figure
+from regard.weights import Run, write_text
+
+RESAMPLES = 1000
+PERMUTATIONS = 500
+CONFOUNDED = 0.01
+FEW_PER_FOLD = 10
+
+
+def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
+    time, event, risk = folds.numbers("time"), folds.numbers("event") > 0, folds.numbers("risk")
+    fold, groups = folds.fold, folds.groups
+    weights = patient_weights(groups, RESAMPLES)
+    values = within(time, event, risk, fold, weights)
+    each = [Concordance(time[fold == n], event[fold == n]).of(risk[fold == n]) for n in range(1, fold.max() + 1)]
+    summary = {
+        "columns": data["columns"], "patients": len(set(groups.tolist())), "events": int(event.sum()),
+        "figures": {"c_index": bootstrap_figure(values, len(time))._asdict()},
+        "per_fold": {"c_index": spread(each)._asdict()},
+        "counts": [int(event[fold == n].sum()) for n in range(1, fold.max() + 1)],
+        "permutation": permutation(time, event, risk, fold, groups, PERMUTATIONS)._asdict(),
+        "confounders": confounders(folds, time, event),
+        "headline": ["c_index"],
+        **risk_groups(time, event, risk > 0),
+    }  # fmt: skip
+    return summary | {"warnings": warnings(summary)}
+
+
+def within(time: np.ndarray, event: np.ndarray, risk: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Harrell's C from pairs of one fold only, for each row of sample weights."""
+    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+    for number in np.unique(fold):
+        own = fold == number
+        found = Concordance(time[own], event[own]).counts(risk[own], weights[:, own])
+        right, pairs = right + found[0], pairs + found[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(pairs > 0, right / pairs, np.nan)
+
+
+def permutation(
+    time: np.ndarray, event: np.ndarray, risk: np.ndarray, fold: np.ndarray, groups: np.ndarray, count: int
+) -> Permuted:
+    """C with outcomes exchanged between patients of one fold."""
+    one = np.ones((1, len(time)))
+    values = [float(within(time[order], event[order], risk, fold, one)[0]) for order in permute(fold, groups, count)]
+    return Permuted.of(values)
+
+
+def confounders(folds: Folds, time: np.ndarray, event: np.ndarray) -> list[dict[str, Any]]:
+    """For what is known beside the picture: the C-index with which it alone ranks the subjects, out of fold.
+
+    The tree is fitted to martingale residuals: events seen minus those expected of everyone alike by that time.
+    """
+    times, hazard = breslow(time, event, np.zeros(len(time)))
+    residual = event - step(times, hazard, time, before=0.0)
+    made = []
+    for name, features in folds.covariates.items():
+        predicted = predict_from(features, residual[:, None], folds.fold)[:, 0]
+        test = permutation(time, event, predicted, folds.fold, folds.groups, 299)
+        made.append({"name": name, "c_index": test.value, "p": test.p})
+    return made
+
+
+def warnings(summary: dict[str, Any]) -> list[str]:
+    figure, lines = summary["figures"]["c_index"], []
+    shown = f"{figure['low']:.3f} to {figure['high']:.3f}"
+    if figure["low"] <= 0.5 <= figure["high"]:
+        lines.append(f"the interval of the C-index, {shown}, holds 0.5: it may rank subjects no better than chance")
+    elif figure["high"] < 0.5:
+        lines.append(f"the C-index is below chance ({shown}): risks are the wrong way round")
+    if summary["events"] < FEW_EVENTS:
+        lines.append(f"there are only {summary['events']} events: figures are uncertain below {FEW_EVENTS}")
+    least = min(summary["counts"])
+    if least < FEW_PER_FOLD:
+        lines.append(f"a fold has only {least} events: the C-index of single folds, and its spread, say little")
+    for row in summary["confounders"]:
+        if row["p"] < CONFOUNDED:
+            lines.append(
+                f"{row['name']} alone predicts survival: C-index {row['c_index']:.3f}, p {row['p']:.3f}. What the "
+                "network has learnt may be that; compare within sites, or balance them"
+            )
+    return lines
+
+
+def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
+    time, event = summary["columns"][:2]
+    figure, test = summary["figures"]["c_index"], summary["permutation"]
+    curves = kaplan_meier_figure(summary, time, event)
+    write_text(run.path / "figures" / "kaplan-meier.svg", curves)
+    on = f"{figure['n']:,} subjects with {summary['events']} events"
+    interval = f"{figure['low']:.3f} to {figure['high']:.3f}"
+    p = summary["log_rank"]["p"]
+    tested = "cannot be tested: all are in one group" if p is None else f"differ with p {p:.3g} (log-rank test)"
+    per_fold = summary["per_fold"]["c_index"]
+    rows = [(row["name"], f"{row['c_index']:.3f}", f"{row['p']:.3f}") for row in summary["confounders"]]
+    return Page(
+        title=f"{summary['folds']} folds on {data['name']}: {event} by {time}",
+        headline=f'<p class="big">C-index {figure["value"]:.3f} <span>{escape(on)}; 95 % interval {interval}</span>'
+        "</p>",
+        headline_text=f"C-index {figure['value']:.3f}, {on}",
+        figures=[
+            ("C-index within folds", f"{figure['value']:.4f}", f"{figure['low']:.4f} to {figure['high']:.4f}",
+             "of two subjects of one fold, how often the one at higher risk has the event first; 0.5 is chance")
+        ],
+        chosen_by="loss",
+        warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
+        facts=[
+            ("mean ± deviation over folds", f"{per_fold['mean']:.4f} ± {per_fold['std']:.4f}"),
+            ("permutation test", f"p {test['p']:.4f} ({test['permutations']} permutations)"),
+        ],
+        sections=[
+            Section(
+                "Survival by risk",
+                "<p>Kaplan–Meier curves of subjects whose risk is below and above the median of their fold’s training "
+                f"set, with 95 % intervals. They {tested}.</p><figure>{curves}</figure>",
+            ),
+            Section(
+                "Pooling",
+                "<p>Risks of different folds come from different networks, each with a baseline hazard of its own, and "
+                "are not comparable: the C-index counts pairs of subjects of one fold only.</p>",
+            ),
+            Section(
+                "What else predicts survival",
+                table(("known beside the picture", "C-index", "p"), rows) if rows else "",
+            ),
+        ],
+        limits="The figures are of networks that were trained on other subjects of the same data, followed as long and "
+        "treated alike. They say nothing of other hospitals or populations: `regard eval FOLDS OTHER --external`. It "
+        "is no medical device.",
+    )  # fmt: skip

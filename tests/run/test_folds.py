@@ -1,0 +1,249 @@
+"""Cross-validation: every sample predicted once by a network that has not seen it, and what reviewers ask."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+from sklearn.metrics import r2_score, roc_auc_score
+
+import regard
+from regard import api, tasks
+from regard.console import Progress
+from regard.errors import ConfigError, RunError
+from regard.run import folds as folding
+from regard.run.folds import Plan, cross_validate
+from regard.tasks.classification.folds import warnings
+from regard.weights import Run, open_weights
+from tests.run.folded import FAST, write_table
+
+
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory) -> tuple[Path, Run]:
+    """Three folds of 60 pictures of 30 patients, four of them in a test split; and their table."""
+    root = tmp_path_factory.mktemp("folded")
+    splits: list[object] = ["test" if n < 8 else "train" for n in range(60)]
+    data = write_table(root / "data", 60, signal=25.0, per_patient=2, split=splits)
+    return data, regard.train(data, folds=3, out=root / "out", **FAST)
+
+
+def test_every_sample_is_predicted_once_by_a_network_that_has_not_seen_its_patient(folded):
+    _, made = folded
+    rows = made.read_rows("predictions.csv")
+    assert sorted(row["name"] for row in rows) == [f"{n:03d}.png" for n in range(8, 60)], "the test split stays out"
+    assert {row["patient"]: row["fold"] for row in rows} == {row["patient"]: row["fold"] for row in reversed(rows)}
+    for fold in range(1, 4):
+        splits = {row["name"]: row for row in Run(made.path / f"fold{fold}").split_rows()}
+        own = {row["name"] for row in rows if row["fold"] == str(fold)}
+        assert {name for name, row in splits.items() if row["split"] == "test"} == own
+        patients = [
+            {r["group"] for r in splits.values() if r["split"] == s} for s in ("train", "val", "test", "unused")
+        ]
+        assert all(len(part) for part in patients)
+        assert len(set.union(*patients)) == sum(map(len, patients)) == 30, "no patient is in two splits"
+
+
+def test_figures_are_those_of_scikit_learn(folded):
+    _, made = folded
+    rows, summary = made.read_rows("predictions.csv"), made.read_json("summary.json")
+    score, positive = np.array([float(r["p_b"]) for r in rows]), np.array([r["label"] == "b" for r in rows])
+    fold = np.array([int(r["fold"]) for r in rows])
+    each = [roc_auc_score(positive[fold == n], score[fold == n]) for n in (1, 2, 3)]
+    assert summary["per_fold"]["auroc"]["values"] == pytest.approx(each)
+    assert summary["per_fold"]["auroc"]["variance"] == pytest.approx(np.var(each, ddof=1))
+    for name in ("auroc", "auroc_bootstrap"):
+        figure = summary["figures"][name]
+        assert figure["value"] == pytest.approx(roc_auc_score(positive, score))
+        assert figure["low"] < figure["value"] < figure["high"]
+    thresholds = np.array(summary["thresholds"]["b"])[fold - 1]
+    assert summary["figures"]["sensitivity"]["value"] == pytest.approx((score >= thresholds)[positive].mean())
+    assert summary["figures"]["specificity"]["value"] == pytest.approx((score < thresholds)[~positive].mean())
+    for n in (1, 2, 3):  # chosen on the fold's validation part, nowhere else
+        held = Run(made.path / f"fold{n}").read_rows("predictions-val.csv")
+        known = {r["name"] for r in Run(made.path / f"fold{n}").split_rows() if r["split"] == "val"}
+        assert {row["name"] for row in held} == known
+        at = summary["thresholds"]["b"][n - 1]
+        scores = sorted(float(row["p_b"]) for row in held)
+        assert scores[0] - 1e-6 <= at <= scores[-1] + 1e-6
+    assert summary["patients"] == 26
+
+
+def test_the_report_says_what_the_summary_says(folded):
+    _, made = folded
+    text, summary = (made.path / "report.html").read_text(), made.read_json("summary.json")
+    for words in ("stays out of the folds", "not trained again", "fold 3", "Calibration slope", "--folds 3"):
+        assert words in text
+    assert f"{summary['per_fold']['auroc']['variance']:.4f}" in text
+    (made.path / "report.html").unlink()
+    api.report(made)
+    assert (made.path / "report.html").read_text() == text, "it is made from the folder's files"
+    with pytest.raises(RunError, match="3 runs of different folds"):
+        regard.load(made.path)
+
+
+def test_finished_folds_are_kept_and_give_the_same(folded, monkeypatch):
+    data, made = folded
+    before = made.read_json("summary.json")
+    weights = {n: (made.path / f"fold{n}/checkpoints/best.safetensors").stat().st_mtime_ns for n in (1, 2, 3)}
+    for name in ("report.html", "summary.json", "predictions-val.csv", "checkpoints/state.safetensors"):
+        (made.path / "fold2" / name).unlink()  # as if it had been stopped
+    opened, load = [], tasks.find("classification").load()
+    original = load.open
+    monkeypatch.setattr(load, "open", lambda *given: opened.append(given) or original(*given))
+    regard.train(data, folds=3, out=made.path, **FAST)
+    assert len(opened) == 1, "the data is read once"
+    now = {n: (made.path / f"fold{n}/checkpoints/best.safetensors").stat().st_mtime_ns for n in (1, 2, 3)}
+    assert {n for n in now if now[n] != weights[n]} == {2}
+    after = made.read_json("summary.json")
+    assert {k: v for k, v in after.items() if k != "seconds"} == {k: v for k, v in before.items() if k != "seconds"}
+    with pytest.raises(RunError, match="other settings: lr"):
+        regard.train(data, folds=3, out=made.path, lr=0.5, **FAST)
+
+
+SURVIVAL = {"time": "days", "event": "died", "clinical": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2}
+CASES = {
+    "classes": FAST | {"class_weights": "balanced"},
+    "numbers": {"column": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2, "explain": 0, "quiet": True},
+    "cox": SURVIVAL | {"explain": 0, "quiet": True},
+    "discrete": SURVIVAL | {"loss": "discrete", "bins": 3, "explain": 0, "quiet": True},
+}
+
+
+def outcomes(count: int, seed: int = 0) -> dict[str, list[object]]:
+    draw = np.random.default_rng(seed)
+    return {
+        "age": draw.normal(60, 10, count).round(2).tolist(),
+        "days": draw.exponential(100, count).round(1).tolist(),
+        "died": (draw.random(count) < 0.7).astype(int).tolist(),
+    }
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_nothing_of_the_held_out_subjects_reaches_the_training(tmp_path, kind):
+    """Pixels, labels, ages and times of one fold are changed: its network stays as it was, to the bit.
+
+    Times keep their order, by which the splits are stratified: that needs all outcomes.
+    """
+    count, settings = 48, {k: v for k, v in CASES[kind].items() if k != "quiet"}
+    data = write_table(tmp_path / "data", count, **outcomes(count))
+    numbers = [1 + n % 3 for n in range(count)]
+    networks = []
+    for attempt in ("before", "after"):
+        entry, _ = tasks.choose(data, settings)
+        dataset = entry.load().open(data, entry.config.of(settings), Progress(quiet=True))
+        plan = Plan(str(data), settings, numbers, tmp_path / attempt, True, None)
+        folding._train_fold(plan, dataset, 1)
+        run = plan.run(1)
+        held = open_weights(run.path)[0]
+        about = held.preparation, held.details
+        networks.append((load_file(run.checkpoint()), (run.path / "predictions-val.csv").read_text(), about))
+        tested = (run.path / "predictions.csv").read_text()
+        rows = list(csv.DictReader(data.open()))
+        fresh = outcomes(count, seed=9)
+        for n, row in enumerate(rows):
+            if numbers[n] == 1:
+                Image.fromarray(np.full((8, 8), 255 - n, np.uint8)).save(data.parent / row["path"])
+                later = f"{float(row['days']) + 0.03:.2f}"
+                row |= {"age": str(fresh["age"][n]), "days": later, "label": "ba"["ab".index(row["label"])]}
+        with data.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    (before, chosen, about), (after, chosen_after, about_after) = networks
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+    assert (chosen, about) == (chosen_after, about_after)
+    assert tested != (tmp_path / "before/fold1/predictions.csv").read_text(), "what is tested has changed"
+
+
+def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
+    chance = regard.train(write_table(tmp_path / "chance", 80, signal=0.0), folds=3, out=tmp_path / "a", **FAST)
+    area = chance.read_json("summary.json")["figures"]["auroc"]
+    assert area["low"] <= 0.5 <= area["high"]
+    told = chance.read_json("summary.json")["warnings"]
+    assert any("holds 0.5" in line for line in told)
+    assert not any("alone predicts" in line for line in told)
+    data = write_table(tmp_path / "leak", 80, signal=130.0, site="label")
+    leak = regard.train(data, folds=3, out=tmp_path / "b", **FAST).read_json("summary.json")
+    assert any("site alone predicts the label: AUC 1.000" in line for line in leak["warnings"])
+    assert any("too good to be true" in line for line in leak["warnings"])
+    assert "Site alone predicts the label" in (tmp_path / "b" / "report.html").read_text()
+
+
+def test_a_fold_without_a_class_is_named():
+    summary = {
+        "figures": {"auroc": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 50}}, "classes": ["a", "b"],
+        "counts": [[10, 0], [9, 1]], "confounders": [],
+    }  # fmt: skip
+    assert warnings(summary) == ["fold 1 has no b: give fewer --folds, or more data"]
+    assert "only 1 samples of a class" in warnings(summary | {"counts": [[9, 1]]})[0]
+
+
+def test_numbers_and_survival_are_pooled(tmp_path):
+    data = write_table(tmp_path / "data", 60, per_patient=2, **outcomes(60))
+    numbers = regard.train(data, folds=3, out=tmp_path / "numbers", **CASES["numbers"])
+    rows, summary = numbers.read_rows("predictions.csv"), numbers.read_json("summary.json")
+    truth, guess = (np.array([float(row[name]) for row in rows]) for name in ("age", "predicted_age"))
+    assert summary["figures"]["mae"]["value"] == pytest.approx(np.abs(truth - guess).mean())
+    assert summary["figures"]["rmse"]["value"] == pytest.approx(np.sqrt(((truth - guess) ** 2).mean()))
+    assert summary["figures"]["r2"]["value"] == pytest.approx(r2_score(truth, guess))
+    assert any("may be no better than always giving the mean" in line for line in summary["warnings"])
+    survival = regard.train(data, folds=3, out=tmp_path / "survival", **CASES["cox"])
+    rows, summary = survival.read_rows("predictions.csv"), survival.read_json("summary.json")
+    right = pairs = 0.0
+    for one in rows:
+        for other in rows:
+            if one["fold"] == other["fold"] and one["event"] == "1" and float(one["time"]) < float(other["time"]):
+                gap = float(one["risk"]) - float(other["risk"])
+                right, pairs = right + (gap > 0) + (gap == 0) / 2, pairs + 1
+    assert summary["figures"]["c_index"]["value"] == pytest.approx(right / pairs)
+    assert "are not comparable" in (survival.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"folds": 0}, "folds=0 is too small"),
+        ({"folds": 3, "jobs": 0}, "jobs=0"),
+        ({"jobs": 2}, "jobs is for several folds"),
+        ({"folds": 3, "seeds": 2}, "folds and seeds"),
+        ({"folds": 3, "images": 20}, "images is for one run"),
+    ],
+)
+def test_what_does_not_go_with_folds_is_refused_by_name(folded, tmp_path, given, words):
+    with pytest.raises(ConfigError, match=words):
+        regard.train(folded[0], out=tmp_path / "none", **FAST, **given)
+    assert not (tmp_path / "none").exists()
+
+
+def test_tasks_whose_predictions_are_not_added_up_are_refused_by_name(pairs_folder):
+    with pytest.raises(ConfigError, match="--folds is not for translation"):
+        cross_validate(pairs_folder, {}, 3, quiet=True)
+
+
+def test_the_command_prints_every_fold_and_the_pooled_figure(folded, cli, tmp_path):
+    flags = [
+        word
+        for name, value in FAST.items()
+        if name not in ("quiet", "size", "pixel_baseline")
+        for word in (f"--{name}", value)
+    ]
+    command = ("train", folded[0], "--folds", 2, "--out", tmp_path / "out", "--size", 8, "--no-pixel-baseline", *flags)
+    code, out, err = cli(*command)
+    assert code == 0
+    assert out.splitlines()[0].split()[:5] == ["figure", "mean", "±", "deviation", "variance"]
+    assert "auroc" in out
+    assert "in 2 folds of" in err
+    assert str(tmp_path / "out" / "report.html") in out
+    assert "goes with neither" in cli(*command, "--ray", 2)[2]
+    code, out, _ = cli("train", folded[0], "--folds", 2, "--dry-run", "--size", 8, *flags)
+    assert code == 0
+    assert "time per step" in out
+
+
+@pytest.mark.long
+def test_folds_in_parallel_are_the_same_folds(folded, tmp_path):
+    made = regard.train(folded[0], folds=3, jobs=3, out=tmp_path / "out", **FAST)
+    assert (made.path / "predictions.csv").read_text() == (folded[1].path / "predictions.csv").read_text()
