@@ -16,6 +16,7 @@ from regard.errors import ConfigError, DataError, did_you_mean
 from regard.metrics import Comparison
 from regard.networks.base import Network
 from regard.run import using
+from regard.run.comparing import compare as compare_runs
 from regard.run.folds import cross_validate, is_folds, report_folds
 from regard.run.repeat import repeat
 from regard.run.runner import report as report_run
@@ -273,9 +274,10 @@ def compare(first: str | Path, *others: str | Path) -> dict[str, dict[str, Compa
     """Whether other runs are better than a first one: paired tests on the samples that all were tested on.
 
     By run and figure: the difference with a 95 % interval, p values, and a `verdict()` in words. In place of a run, a
-    folder that `evaluate(…, out=…)` made.
+    folder of several folds, or one that `evaluate(…, out=…)` made. AUCs are compared by DeLong's test; of several runs
+    its p values are corrected by Holm.
     """
-    return using.compare(first, *others)
+    return compare_runs(first, *others)
 
 
 def probe(run: str | Path, data: str | Path, **options: Any) -> Any:

@@ -341,8 +341,8 @@ class Task(ABC):
     pools: ClassVar[bool] = False
     """Whether out-of-fold predictions can be added up: then there is `pool`, and `pool_page` for the report."""
 
-    @classmethod
-    def pool(cls, folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
+    @staticmethod
+    def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
         """For summary.json: `figures`, `per_fold` (by figure a `Spread`), `headline`, `warnings`, and what is drawn."""
         raise NotImplementedError
 

@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import regard
 from regard import api, tasks
 from regard.console import Progress
 from regard.errors import ConfigError, RunError
+from regard.metrics.delong import compare_areas, holm
 from regard.run import folds as folding
 from regard.run.folds import Plan, cross_validate
 from regard.tasks.classification.folds import warnings
+from regard.tasks.survival.evaluation import compare_risks
 from regard.weights import Run, open_weights
 from tests.run.folded import FAST, write_table
 
@@ -111,7 +114,7 @@ CASES = {
 }
 
 
-def outcomes(count: int, seed: int = 0) -> dict[str, list[object]]:
+def outcomes(count: int, seed: int = 0) -> dict[str, Any]:
     draw = np.random.default_rng(seed)
     return {
         "age": draw.normal(60, 10, count).round(2).tolist(),
@@ -247,3 +250,51 @@ def test_the_command_prints_every_fold_and_the_pooled_figure(folded, cli, tmp_pa
 def test_folds_in_parallel_are_the_same_folds(folded, tmp_path):
     made = regard.train(folded[0], folds=3, jobs=3, out=tmp_path / "out", **FAST)
     assert (made.path / "predictions.csv").read_text() == (folded[1].path / "predictions.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def others(folded, tmp_path_factory) -> list[Path]:
+    """The same samples in other folds, by another seed, and after less training."""
+    root, data = tmp_path_factory.mktemp("others"), folded[0]
+    return [
+        regard.train(data, folds=3, out=root / "seed", **FAST, seed=1, split_seed=5).path,
+        regard.train(data, folds=3, out=root / "short", **FAST | {"epochs": 1, "lr": 1e-6}).path,
+    ]
+
+
+def test_folds_are_compared_by_delong_on_the_same_subjects_and_corrected_by_holm(folded, others, cli):
+    first = folded[1].path
+    made = regard.compare(first, *others)
+    held = {row["name"]: row for row in Run(first).read_rows("predictions.csv")}
+    plain = []
+    for other in others:
+        rows = {row["name"]: row for row in Run(other).read_rows("predictions.csv")}
+        names = list(held)
+        scores = [np.array([float(own[name]["p_b"]) for name in names]) for own in (held, rows)]
+        positive = np.array([held[name]["label"] == "b" for name in names])
+        wanted = compare_areas(scores[0], scores[1], positive, np.array([held[name]["patient"] for name in names]))
+        found = made[str(other)]["auroc"]
+        assert found.difference == pytest.approx(wanted.difference)
+        assert found.tests["DeLong"] == pytest.approx(wanted.tests["DeLong"])
+        plain.append(wanted.tests["DeLong"])
+    assert [made[str(other)]["auroc"].tests["DeLong, Holm"] for other in others] == pytest.approx(holm(plain))
+    assert "McNemar" in made[str(others[0])]["accuracy"].tests
+    assert "DeLong, Holm" not in regard.compare(first, others[0])[str(others[0])]["auroc"].tests
+    code, out, _ = cli("compare", first, *others)
+    assert code == 0
+    summary = folded[1].read_json("summary.json")
+    assert f"(variance {summary['per_fold']['auroc']['variance']:.4f})" in out
+    assert out.count("mlp_nano") == 3
+    assert "DeLong, Holm" in out
+
+
+def test_survival_by_folds_is_compared_within_the_folds_of_each():
+    draw = np.random.default_rng(0)
+    rows = [
+        {"time": f"{t:.3f}", "event": str(e), "risk": "0", "fold": "1"}
+        for t, e in zip(draw.exponential(size=40), draw.integers(0, 2, 40), strict=True)
+    ]
+    by_time = [row | {"risk": str(-float(row["time"])), "fold": str(n % 3)} for n, row in enumerate(rows)]
+    shifted = [row | {"risk": str(float(row["risk"]) + 100 * int(row["fold"]))} for row in by_time]
+    assert compare_risks(by_time, shifted)["c_index"].difference.value == 0, "another baseline in each fold"
+    assert compare_risks(rows, by_time)["c_index"].difference.value == 0.5

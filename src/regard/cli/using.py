@@ -156,16 +156,20 @@ class Compare:
     """Whether runs are better than a first one, by paired tests on the same samples."""
 
     runs: Positional[tuple[str, ...]]
-    """Run folders, or folders of `regard eval --out`; all others are compared with the first."""
+    """Runs, folders of --folds, or of `regard eval --out`; all others are compared with the first."""
 
     def run(self) -> None:
         for run in self.runs:
             require_path(run)
         from regard import api
-        from regard.run.using import predicted_by
+        from regard.run.comparing import overview, predicted_by
 
         rows, verdicts = list[tuple[str, ...]](), list[str]()
-        for other, figures in api.compare(*self.runs).items():
+        compared = api.compare(*self.runs)
+        names = [name for name, made in next(iter(compared.values())).items()]
+        for name in names[:1]:
+            self.print_overview(overview(self.runs, name), name)
+        for other, figures in compared.items():
             entry = predicted_by(other)[1]
             for name, made in figures.items():
                 decimals = entry.decimals(name)
@@ -177,6 +181,17 @@ class Compare:
         print(f"difference to {self.runs[0]}")
         print(columns(("run", "figure", "difference", "95 % interval", "p"), rows))
         print("", *verdicts, sep="\n")
+
+    @staticmethod
+    def print_overview(scored: Sequence[Any], name: str) -> None:
+        """Models × inputs, as the deck's Table 4."""
+        rows = list[tuple[str, ...]]()
+        for run, model, inputs, figure, folds in scored:
+            over = "–"
+            if folds:
+                over = f"{folds['mean']:.4f} ± {folds['std']:.4f} (variance {folds['variance']:.4f})"
+            rows.append((run, model, inputs, f"{figure['value']:.4f}", interval(figure), over, f"{figure['n']:,}"))
+        print(columns(("run", "model", "input", name, "95 % interval", "over folds", "n"), rows), end="\n\n")
 
 
 @dataclass

@@ -62,7 +62,11 @@ def paired_bootstrap(
     """
     draw = np.random.default_rng(seed)
     value = float(measure(np.arange(n)))
-    drawn = np.array([float(measure(draw.integers(n, size=n))) for _ in range(resamples)])
+    return difference_of(value, np.array([float(measure(draw.integers(n, size=n))) for _ in range(resamples)]), n)
+
+
+def difference_of(value: float, drawn: np.ndarray, n: int) -> tuple[Figure, float]:
+    """A difference with the interval and the two-sided p value of its bootstrap resamples."""
     drawn = drawn[np.isfinite(drawn)]
     side = min((drawn <= 0).sum(), (drawn >= 0).sum())
     return with_percentiles(value, drawn, n), min(1.0, 2 * (int(side) + 1) / (len(drawn) + 1))

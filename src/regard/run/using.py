@@ -1,4 +1,4 @@
-"""What is asked of data and of trained models: check, load, evaluate, compare."""
+"""What is asked of data and of trained models: check, load, evaluate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from regard.config import make
 from regard.console import Progress
 from regard.data.dataset import UNUSED, Dataset
 from regard.errors import ConfigError, DataError, RunError, counted
-from regard.metrics import Comparison
-from regard.run.runner import plain_settings, read_config
+from regard.run.comparing import EVALUATION
+from regard.run.runner import plain_settings
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
 from regard.tasks import Entry, part_options
 from regard.weights import Run, find_run, identify, seen_samples
-
-EVALUATION = "evaluation.json"
-"""What makes a folder one that `evaluate` wrote."""
 
 
 def check(data: str | Path, progress: Progress, command: str = "train", **settings: Any) -> Dataset:
@@ -173,44 +170,3 @@ def _own_cut(dataset: Dataset, folder: Run, part: str, progress: Progress) -> li
     if chosen:
         progress.say(f"{part} as the run cut it: {len(chosen)} {dataset.samples_word}")
     return chosen
-
-
-def compare(first: str | Path, *others: str | Path) -> dict[str, dict[str, Comparison]]:
-    """By run: how far it is ahead of the first, by paired tests on the samples that both were tested on.
-
-    Runs, or folders that `evaluate` made.
-    """
-    if not others:
-        raise ConfigError("there is nothing to compare with", do="give two runs or more")
-    return {str(other): _compare(first, other) for other in others}
-
-
-def predicted_by(path: str | Path) -> tuple[Run, Entry]:
-    """A folder with predictions, and their task: of a run, or made by `evaluate`."""
-    folder = Run(Path(path).expanduser())
-    if (folder.path / EVALUATION).is_file():
-        return folder, tasks.find(str(folder.read_json(EVALUATION).get("task")))
-    return Run.open(path), read_config(Run.open(path))[1]
-
-
-def _compare(*paths: str | Path) -> dict[str, Comparison]:
-    (first, second), entries = zip(*map(predicted_by, paths), strict=True)
-    if entries[0] != entries[1]:
-        what = f"a run of {entries[0].name} cannot be compared with one of {entries[1].name}"
-        raise ConfigError(what, where=second.path)
-    for run in (first, second):
-        if not (run.path / "predictions.csv").is_file():
-            raise RunError("the run is not finished", where=run.path, do="`regard resume` finishes it")
-    rows = [run.read_rows("predictions.csv") for run in (first, second)]
-    names = [[_identity(row) for row in own] for own in rows]
-    if names[0] != names[1]:
-        sizes = f": {len(names[0])} and {len(names[1])} samples" if len(names[0]) != len(names[1]) else ""
-        what = f"the runs were not tested on the same samples{sizes}"
-        do = "`regard eval RUN DATA --out FOLDER` of each on the same data, then compare these folders"
-        raise ConfigError(what, where=second.path, do=do)
-    return entries[0].load().compare(rows[0], rows[1], first.read_json("data.json"))
-
-
-def _identity(row: dict[str, str]) -> tuple[str, ...]:
-    """What two rows of one sample have in common, whatever was predicted."""
-    return tuple(row[name] for name in ("name", "label", "source", "reference") if name in row)

@@ -123,22 +123,42 @@ def risk_groups(time: np.ndarray, event: np.ndarray, high: np.ndarray) -> dict[s
 
 
 def compare_risks(first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]]) -> dict[str, Comparison]:
-    """How far the second's C-index is from the first's: the paired bootstrap over subjects."""
+    """How far the second's C-index is from the first's: the paired bootstrap over subjects.
+
+    Of several folds, by pairs within the folds of each.
+    """
     time, event = np.array([float(row["time"]) for row in first]), np.array([row["event"] == "1" for row in first])
     risks = [np.array([float(row["risk"]) for row in rows]) for rows in (first, second)]
-    difference, p = concordance_difference(time, event, *risks)
+    folds = [np.array([row.get("fold", "") for row in rows]) for rows in (first, second)]
+    difference, p = concordance_difference(time, event, risks[0], risks[1], folds)
     return {"c_index": Comparison(difference, {"paired bootstrap": p})}
 
 
+def concordance_within(
+    time: np.ndarray, event: np.ndarray, risk: np.ndarray, fold: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Harrell's C from pairs of one fold only, for each row of sample weights."""
+    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+    for number in np.unique(fold):
+        own = fold == number
+        found = Concordance(time[own], event[own]).counts(risk[own], weights[:, own])
+        right, pairs = right + found[0], pairs + found[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(pairs > 0, right / pairs, np.nan)
+
+
 def concordance_difference(
-    time: np.ndarray, event: np.ndarray, first: np.ndarray, second: np.ndarray
-) -> tuple[Figure, float]:
-    """C-index of the second risks minus that of the first, with interval and p value."""
-    concordance, n = Concordance(time, event), len(time)
+    time: np.ndarray, event: np.ndarray, first: np.ndarray, second: np.ndarray,
+    folds: Sequence[np.ndarray] | None = None,
+) -> tuple[Figure, float]:  # fmt: skip
+    """C-index of the second risks minus that of the first, with interval and p value; `folds` are those of each."""
+    n = len(time)
+    each = folds or [np.zeros(n)] * 2
 
     def measure(index: np.ndarray) -> float:
         weights = np.bincount(index, minlength=n)[None].astype(float)
-        one, other = (float(concordance.resampled(risk, weights)[0]) for risk in (first, second))
+        pairs = zip((first, second), each, strict=True)
+        one, other = (float(concordance_within(time, event, risk, fold, weights)[0]) for risk, fold in pairs)
         return other - one
 
     return paired_bootstrap(n, measure)

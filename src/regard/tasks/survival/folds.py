@@ -16,7 +16,7 @@ from regard.metrics.folds import Permuted, bootstrap_figure, patient_weights, pe
 from regard.report.page import table
 from regard.task import Folds, Page, Section
 from regard.tasks.survival.data import FEW_EVENTS
-from regard.tasks.survival.evaluation import risk_groups
+from regard.tasks.survival.evaluation import concordance_within, risk_groups
 from regard.tasks.survival.page import kaplan_meier_figure
 from regard.weights import Run, write_text
 
@@ -30,7 +30,7 @@ def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
     time, event, risk = folds.numbers("time"), folds.numbers("event") > 0, folds.numbers("risk")
     fold, groups = folds.fold, folds.groups
     weights = patient_weights(groups, RESAMPLES)
-    values = within(time, event, risk, fold, weights)
+    values = concordance_within(time, event, risk, fold, weights)
     each = [Concordance(time[fold == n], event[fold == n]).of(risk[fold == n]) for n in range(1, fold.max() + 1)]
     summary = {
         "columns": data["columns"], "patients": len(set(groups.tolist())), "events": int(event.sum()),
@@ -45,23 +45,15 @@ def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
     return summary | {"warnings": warnings(summary)}
 
 
-def within(time: np.ndarray, event: np.ndarray, risk: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Harrell's C from pairs of one fold only, for each row of sample weights."""
-    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
-    for number in np.unique(fold):
-        own = fold == number
-        found = Concordance(time[own], event[own]).counts(risk[own], weights[:, own])
-        right, pairs = right + found[0], pairs + found[1]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(pairs > 0, right / pairs, np.nan)
-
-
 def permutation(
     time: np.ndarray, event: np.ndarray, risk: np.ndarray, fold: np.ndarray, groups: np.ndarray, count: int
 ) -> Permuted:
     """C with outcomes exchanged between patients of one fold."""
     one = np.ones((1, len(time)))
-    values = [float(within(time[order], event[order], risk, fold, one)[0]) for order in permute(fold, groups, count)]
+    values = [
+        float(concordance_within(time[order], event[order], risk, fold, one)[0])
+        for order in permute(fold, groups, count)
+    ]
     return Permuted.of(values)
 
 
