@@ -97,6 +97,16 @@ def light_runs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def few_resamples() -> Iterator[None]:
+    """Intervals of detection from 100 resamples, the fewest there are: for tests that do not look at them."""
+    from regard.metrics import detection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detection, "WORK", 0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws does not depend on the tests before it."""

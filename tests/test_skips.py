@@ -12,6 +12,12 @@ CONFTEST = Path(__file__).with_name("conftest.py")
 SKIPPING = """
 import pytest
 
+@pytest.fixture(autouse=True)
+def seeded(): "In place of conftest's, which imports torch."
+
+@pytest.fixture(scope="session", autouse=True)
+def light_runs(): "Likewise."
+
 @pytest.mark.skipif(True, reason="needs Chromium")
 def test_allowed(): ...
 
@@ -48,7 +54,7 @@ def test_an_unlisted_skip_is_a_failure(summary):
     said = summary(REGARD_ORACLES="0", COLUMNS="200")
     for reason in ("it is raining", "mended later", "could not import 'not_installed'"):
         assert f"may not skip for this reason: Skipped: {reason}" in said
-    assert "SKIPPED [1] test_it.py:4: needs Chromium" in said
+    assert "SKIPPED [1] test_it.py:10: needs Chromium" in said
     assert said.splitlines()[-1].startswith("1 failed, 1 skipped, 1 xfailed, 2 errors"), said
 
 

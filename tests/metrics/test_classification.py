@@ -70,7 +70,8 @@ def test_intervals_hold_the_value_and_shrink_with_n():
 
 
 def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say():
-    truth = np.mean([summarise(*predictions(3, 20_000, s), ("a", "b", "c")).figures["auroc"].value for s in (100, 101)])
+    probs, labels = predictions(3, 40_000, 100)
+    truth = roc_auc_score(labels, probs, multi_class="ovr")
     inside = 0
     for seed in range(60):
         figure = summarise(*predictions(3, 150, seed), ("a", "b", "c")).figures["auroc"]
@@ -125,13 +126,13 @@ def test_a_class_auroc_interval_covers():
 def test_balanced_accuracy_intervals_cover():
     draw, inside = np.random.default_rng(0), 0
     recalls = np.array([0.95, 0.7, 0.85])
-    for _ in range(300):
+    for _ in range(120):
         labels = np.repeat(np.arange(3), (60, 20, 30))
         hit = draw.random(110) < recalls[labels]
         predicted = np.where(hit, labels, (labels + 1) % 3)
         figure = summarise(np.eye(3)[predicted], labels, ("a", "b", "c")).figures["balanced_accuracy"]
         inside += figure.low <= recalls.mean() <= figure.high
-    assert 273 <= inside <= 299
+    assert 109 <= inside <= 119
 
 
 @pytest.mark.parametrize(
@@ -145,16 +146,16 @@ def test_balanced_accuracy_intervals_cover():
     ],
 )
 def test_intervals_of_the_calibration_error_hold_the_truth(draws, chance, truth):
-    """Of 60 simulated sets, 95 % of them: also where the truth is 0, and every set's value lies far above it."""
+    """Of 40 simulated sets, 95 % of them: also where the truth is 0, and every set's value lies far above it."""
     draw, inside, above = np.random.default_rng(0), 0, 0
-    for _ in range(60):
+    for _ in range(40):
         p = draws(draw)
         labels = (draw.random(len(p)) >= chance(p)).astype(int)
         figure = summarise(np.c_[p, 1 - p], labels, ("a", "b")).figures["calibration_error"]
         inside += figure.low <= truth <= figure.high
         above += figure.low > 0
-    assert inside >= 54
-    assert truth < 0.1 or above == 60, "a large error is seen as one"
+    assert inside >= 36
+    assert truth < 0.1 or above == 40, "a large error is seen as one"
 
 
 def test_two_classes_have_one_auroc_with_one_interval():

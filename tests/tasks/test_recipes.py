@@ -10,8 +10,10 @@ from regard.data.objects.scenes import STUFF, THINGS, write_scenes
 from regard.run.settle import check_settings
 from tests.tasks.detection.made import write_boxes
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 TINY: dict[str, Any] = {"depth": 1, "epochs": 1, "explain": 0, "heads": 2, "mlp": 32, "width": 32}
-IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8}
+IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8, "workers": 0}
 CHOSEN = {
     "finetune", "default", "mae", "mae_small", "dates", "regression", "regression_plain", "regression_finetune",
     "detection", "detection_finetune", "scenes_boxes", "panoptic", "panoptic_finetune", "scenes_masks",
@@ -43,17 +45,19 @@ def test_a_recipe_trains_a_tiny_model(task, name, picture_folder, pairs_folder, 
     tiny: dict[str, Any] = dict(IMAGES)
     if task.name == "translation":
         data, tiny = pairs_folder, {**TINY, "vocabulary": 300}
+    if task.name == "pretraining":
+        tiny |= {"decoder_width": 32, "decoder_depth": 1}
     if task.name == "regression":
         data, tiny = picture_folder / "ages.csv", {**IMAGES, "column": "age"}
         data.write_text("path,age\n" + "\n".join(f"{c}/{n:02d}.png,{n}" for c in ("red", "blue") for n in range(12)))
     if task.name == "detection":
         data = write_boxes(tmp_path / "boxes", {"": 12}, side=32)
         shape = {"model": "detr_nano", "size": 32, "decoder_depth": 1, "backbone_width": 8, "blocks": (1, 1)}
-        tiny = TINY | shape | {"fused_stages": 1, "dilated": False, "queries": 5, "batch_size": 4, "stuff": False}
+        tiny = TINY | shape | {"fused_stages": 1, "dilated": False, "queries": 5, "batch_size": 4, "workers": 0}
     if task.name == "panoptic":
         data = write_scenes(tmp_path / "scenes", train=4, val=2, test=2, size=32)
         shape = {"size": 32, "depth": 1, "decoder_depth": 1, "backbone_width": 8, "blocks": (1, 1, 1, 1)}
-        tiny = {"epochs": 1, "explain": 0, "batch_size": 4}
+        tiny = {"epochs": 1, "explain": 0, "batch_size": 4, "workers": 0}
         if task.recipes[name]().task.freeze_boxes:
             boxes = regard.create("detr_nano", classes=len(THINGS + STUFF), **shape)
             tiny["weights"] = regard.save(boxes, tmp_path / "boxes.safetensors", classes=THINGS + STUFF)

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from regard.tasks.small_data import (
     choose_shape,
 )
 from regard.training.optim import Muon, make_optimizers
+from regard.weights import Run
 from tests.training.test_training import quick
 
 
@@ -39,6 +41,23 @@ def network(run: Any) -> Any:
 def settings_of(run) -> dict[str, Any]:
     groups = run.read_json("config.json")["settings"]
     return {name: held for group in groups.values() for name, held in group.items()}
+
+
+class Begun(Exception):
+    """Ends a run where training begins."""
+
+
+def begin(data: Any, out: Path, **settings: Any) -> Run:
+    """A run whose folder is written, with its settings and why they were chosen, and which is not trained."""
+
+    def train(*_: Any) -> None:
+        raise Begun
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.run.runner.train", train)
+        with pytest.raises(Begun):
+            regard.train(data, out=out, **settings)
+    return Run(out)
 
 
 def test_few_images_are_seen_more_often_but_many_are_seen_longer():
@@ -65,21 +84,21 @@ def test_fine_tuning_chooses_length_and_size_from_the_data(tmp_path):
     model = regard.create("vit_nano", classes=3, size=320, patch=32, width=16, heads=2, mlp=16, depth=1)
     regard.save(model, tmp_path / "large.safetensors")
     choice = {"weights": tmp_path / "large.safetensors", "explain": 0, "device": "cpu", "quiet": True}
-    run = regard.train(tmp_path / "data", out=tmp_path / "auto", **choice)
+    run = begin(tmp_path / "data", tmp_path / "auto", **choice)
     used = settings_of(run)
     assert used["size"]["value"] == [224, 224], "weights for 320 pixels, pictures of 40"
     assert used["epochs"] == {"value": 50, "origin": "auto"}
     assert "trained weights" in run.read_json("config.json")["why"]
-    head = settings_of(regard.train(tmp_path / "data", out=tmp_path / "head", freeze="all", epochs=1, **choice))
+    head = settings_of(begin(tmp_path / "data", tmp_path / "head", freeze="all", epochs=1, **choice))
     assert head["lr"]["value"] > used["lr"]["value"], "a head alone can learn faster"
-    asked = settings_of(regard.train(tmp_path / "data", out=tmp_path / "asked", size=320, epochs=1, **choice))
+    asked = settings_of(begin(tmp_path / "data", tmp_path / "asked", size=320, epochs=1, **choice))
     assert (asked["size"]["value"], asked["epochs"]) == (320, {"value": 1, "origin": "flag"})
 
 
 def test_a_cpu_trains_without_mixing_and_stochastic_depth(picture_folder, tmp_path):
-    used = settings_of(regard.train(picture_folder, out=tmp_path / "cpu", **tiny()))
+    used = settings_of(begin(picture_folder, tmp_path / "cpu", **tiny()))
     assert [used[name]["value"] for name in ("mixup", "cutmix", "drop_path")] == [0, 0, 0]
-    asked = settings_of(regard.train(picture_folder, out=tmp_path / "asked", mixup=0.5, **tiny()))
+    asked = settings_of(begin(picture_folder, tmp_path / "asked", mixup=0.5, **tiny()))
     assert asked["mixup"] == {"value": 0.5, "origin": "flag"}
     assert choose_regularisation(Facts(1_000, (32, 32), gpu=True), "vit_nano") == {}
     assert "drop_path" not in choose_regularisation(Facts(1_000, (32, 32), gpu=False), "mlp_nano")
@@ -89,7 +108,7 @@ def test_plain_takes_volumes_too(tmp_path):
     volumes = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 8), dtype=np.uint8)
     labels = np.arange(16)[:, None] % 2
     np.savez(tmp_path / "v.npz", images=volumes, labels=labels)
-    run = regard.train(tmp_path / "v.npz", recipe="plain", out=tmp_path / "run", **tiny())
+    run = begin(tmp_path / "v.npz", tmp_path / "run", recipe="plain", **tiny())
     assert settings_of(run)["model"] == {"value": "vit3d_nano", "origin": "auto"}
 
 
@@ -130,11 +149,11 @@ def test_a_run_says_what_was_chosen_and_why(picture_folder, tmp_path, capsys):
 
 
 def test_flags_win_over_the_choice_and_plain_keeps_the_published_network(picture_folder, tmp_path):
-    flags = settings_of(regard.train(picture_folder, out=tmp_path / "a", stem="conv", pool="class", **tiny()))
+    flags = settings_of(begin(picture_folder, tmp_path / "a", stem="conv", pool="class", **tiny()))
     assert (flags["stem"]["value"], flags["pool"], flags["rope"]["value"]) == (
         "conv", {"value": "class", "origin": "flag"}, True,
     )  # fmt: skip
-    plain = settings_of(regard.train(picture_folder, out=tmp_path / "b", recipe="plain", **tiny()))
+    plain = settings_of(begin(picture_folder, tmp_path / "b", recipe="plain", **tiny()))
     assert (plain["model"]["value"], plain["optimizer"]["value"], "stem" in plain) == ("vit_nano", "adamw", False)
 
 
@@ -196,12 +215,12 @@ def test_a_residual_stem_is_a_resnets_beginning():
 
 
 def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(picture_folder, tmp_path):
-    run = regard.train(picture_folder, out=tmp_path / "own", **tiny())
+    run = begin(picture_folder, tmp_path / "own", **tiny())
     trained = [row["split"] for row in run.read_rows("splits.csv")].count("train")
     why = run.read_json("config.json")["why"]
     assert int(why.split()[1]) == pytest.approx(trained, abs=2)
     assert "training images of" in why
-    asked = regard.train(picture_folder, out=tmp_path / "asked", size=16, **tiny())
+    asked = begin(picture_folder, tmp_path / "asked", size=16, **tiny())
     assert "training images at 16 × 16" in asked.read_json("config.json")["why"]
 
 
@@ -244,12 +263,12 @@ def test_grey_pictures_stored_as_colour_are_grey(tmp_path):
                 pixels = draw.integers(0, 255, (24, 24, 1 if grey else 3)).repeat(3 if grey else 1, axis=2)
                 Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / name / label / f"{n}.png")
     for name, expected in (("grey", (1, False)), ("colour", (3, True))):
-        used = settings_of(regard.train(tmp_path / name, out=tmp_path / f"run-{name}", **tiny()))
+        used = settings_of(begin(tmp_path / name, tmp_path / f"run-{name}", **tiny()))
         assert (used["channels"]["value"], used["flip"]["value"]) == expected
 
 
 def test_a_size_that_is_asked_for_decides_what_is_small(picture_folder, tmp_path):
-    used = settings_of(regard.train(picture_folder, out=tmp_path / "run", size=96, **tiny()))
+    used = settings_of(begin(picture_folder, tmp_path / "run", size=96, **tiny()))
     assert used["model"]["value"] == "vit_nano16"
 
 

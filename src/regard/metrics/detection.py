@@ -176,6 +176,8 @@ def count(ranked: Ranked, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     objects = float(ranked.objects @ weights)
     if not objects:
         return np.full((len(THRESHOLDS), len(RECALLS)), np.nan), np.full(len(THRESHOLDS), np.nan)
+    if not ranked.hit.size:
+        return np.zeros((len(THRESHOLDS), len(RECALLS))), np.zeros(len(THRESHOLDS))
     each = weights[ranked.image]
     right = np.cumsum(np.where(ranked.hit, each, 0.0), axis=1)
     wrong = np.cumsum(np.where(ranked.hit | ranked.ignored, 0.0, each), axis=1)
@@ -186,7 +188,7 @@ def count(ranked: Ranked, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         place = np.searchsorted(reached, RECALLS)
         there = place < len(values)
         own[there] = values[place[there]]
-    return at, right[:, -1] / objects if right.shape[1] else np.zeros(len(THRESHOLDS))
+    return at, right[:, -1] / objects
 
 
 def average_precision(ranked: Sequence[Ranked], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -36,6 +36,8 @@ from regard.tasks.objects.predictor import Detector
 from tests.conftest import settings_of, whole_runs
 from tests.tasks.detection.made import write_boxes
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 SMALL: dict[str, Any] = {
     "width": 16, "depth": 1, "decoder_depth": 2, "heads": 2, "mlp": 32, "backbone_width": 8, "blocks": (1, 1),
     "fused_stages": 1, "dilated": False, "size": 64, "epochs": 2, "batch_size": 4, "explain": 1, "device": "cpu",

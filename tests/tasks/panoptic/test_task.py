@@ -20,6 +20,8 @@ from regard.tasks.panoptic.task import Task
 from regard.weights import open_weights
 from tests.conftest import whole_runs
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 NAMES = (*THINGS, *STUFF)
 NANO = {"depth": 1, "decoder_depth": 1, "workers": 0, "epochs": 1, "quiet": True}
 
