@@ -53,7 +53,7 @@ $(VENV)/dev: $(VENV)/core
 $(ORACLES)/ready: pyproject.toml constraints.txt
 	test -x $(ORACLES)/bin/python || $(PYTHON) -m venv $(ORACLES)
 	$(ORACLES)/bin/python $(INSTALL) -e . pytest huggingface_hub PyYAML
-	$(ORACLES)/bin/python $(INSTALL) --no-deps timm torchvision monai
+	$(ORACLES)/bin/python $(INSTALL) --no-deps timm torchvision monai einops
 	touch $@
 
 $(SURVIVAL)/ready: pyproject.toml constraints.txt constraints-survival.txt

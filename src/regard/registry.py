@@ -18,6 +18,7 @@ DETR = "Carion et al., End-to-End Object Detection with Transformers (2020), Tab
 ATTENTION = "Vaswani et al., Attention Is All You Need (2017), Table 3"
 ALIGN = "Bahdanau et al., Learning to Align and Translate (2015); Luong et al. (2015)"
 SEQ2SEQ = "Cho et al., RNN Encoder-Decoder (2014)"
+MONAI = "Cardoso et al., MONAI (2022): "
 MLP = "the fully connected baseline"
 OURS = "small enough for a laptop's CPU"
 SMALL = "for a few thousand images, on a GPU"
@@ -81,6 +82,16 @@ MODELS: dict[str, Entry] = {
     "bit_r50x1": Entry("resnet", 25_549_352, (224, 224), BIT),
     "mlp_nano": Entry("mlp", 1_175_272, (32, 32), OURS),
     "mlp": Entry("mlp", 6_270_952, (32, 32), MLP),
+    "monai_resnet10": Entry("monai", 14_869_416, (96, 96, 96), MONAI + "ResNet-10"),
+    "monai_resnet18": Entry("monai", 33_673_896, (96, 96, 96), MONAI + "ResNet-18"),
+    "monai_resnet34": Entry("monai", 63_983_528, (96, 96, 96), MONAI + "ResNet-34"),
+    "monai_densenet121": Entry("monai", 12_267_624, (96, 96, 96), MONAI + "DenseNet-121"),
+    "monai_densenet169": Entry("monai", 20_207_720, (96, 96, 96), MONAI + "DenseNet-169"),
+    "monai_densenet201": Entry("monai", 27_251_816, (96, 96, 96), MONAI + "DenseNet-201"),
+    "monai_efficientnet_b0": Entry("monai", 5_969_380, (96, 96, 96), MONAI + "EfficientNet-b0"),
+    "monai_efficientnet_b1": Entry("monai", 8_727_496, (96, 96, 96), MONAI + "EfficientNet-b1"),
+    "monai_efficientnet_b3": Entry("monai", 13_595_472, (96, 96, 96), MONAI + "EfficientNet-b3"),
+    "monai_swin": Entry("monai", 8_831_002, (96, 96, 96), MONAI + "the encoder of SwinUNETR with a pooled head"),
     "detr_nano": Entry("detr", 959_792, (128, 128), OURS),
     "detr_r50": Entry("detr", 41_577_888, (800, 1333), DETR),
     "detr_r50_dc5": Entry("detr", 41_577_888, (800, 1333), DETR + ", DC5"),

@@ -590,6 +590,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "size": (8, 8), "channels": 1, "patch": (4, 4), "width": 16, "depths": (1, 1), "heads": (1, 2),
         "window": (2, 2), "mlp_ratio": 2.0, "drop_path": 0.9, "eps": 0.5, "small_grid": "pad",
     },
+    "monai_resnet10": {"size": (24, 16), "channels": 1, "kind": "resnet18"},
     "detr_nano": {
         "size": (8, 8), "channels": 1, "queries": 5, "width": 32, "depth": 1, "decoder_depth": 1, "heads": 4, "mlp": 32,
         "dropout": 0.5, "backbone_width": 8, "blocks": (1, 1), "kind": "bottleneck", "dilated": False, "masks": True,

@@ -57,7 +57,8 @@ def layer_numbers(model: Network) -> dict[str, int]:
 
 
 def _blocks(model: Network, asking: str) -> list[str]:
-    blocks = [name for name, module in model.named_modules() if isinstance(module, model.BLOCKS)]
+    repeated = set(model.repeated())
+    blocks = [name for name, module in model.named_modules() if module in repeated]
     if not blocks:
         raise ConfigError(f"{asking} counts blocks and the model has none", do="leave it out")
     return blocks

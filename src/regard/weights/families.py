@@ -14,6 +14,7 @@ FAMILIES: dict[str, Family] = {
     "detr": DETR,  # before the ResNet that it contains
     "resnet": RESNET,
     "mlp": Family(own="layers.0.linear.weight"),
+    "monai": Family(own="body.conv1.weight"),  # of its ResNets
 }
 
 NAMES = ("regard", *dict.fromkeys(known.name for family in FAMILIES.values() for known in family.formats))

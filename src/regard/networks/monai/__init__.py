@@ -1,0 +1,1 @@
+"""MONAI's networks for volumes, as baselines."""
