@@ -122,7 +122,7 @@ def test_the_model_table_of_the_readme_is_the_registry():
     from regard.registry import MODELS
 
     assert set(
-        re.findall(r"`((?:vit|swin|detr_|resnet|bit|mlp|transformer_|rnn_)\w*)`", README.split("## Models")[1])
+        re.findall(r"`((?:vit|swin|detr_|resnet|bit|mlp|monai|transformer_|rnn_)\w*)`", README.split("## Models")[1])
     ) == set(MODELS)
 
 
