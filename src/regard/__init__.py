@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.api import check, compare, create, demo, evaluate, load, models, pretrain, probe, resume, save, train
+    from regard.api import (
+        check,
+        compare,
+        create,
+        demo,
+        evaluate,
+        landscape,
+        load,
+        models,
+        pretrain,
+        probe,
+        resume,
+        save,
+        train,
+    )
     from regard.errors import RegardError
     from regard.geometry import TokenMap
     from regard.nn import attend, capture
@@ -28,6 +42,7 @@ _HOME = {
     "create": "regard.api",
     "demo": "regard.api",
     "evaluate": "regard.api",
+    "landscape": "regard.api",
     "load": "regard.api",
     "models": "regard.api",
     "pretrain": "regard.api",
@@ -50,6 +65,7 @@ __all__ = [
     "create",
     "demo",
     "evaluate",
+    "landscape",
     "load",
     "models",
     "pretrain",

@@ -18,6 +18,7 @@ from regard.networks.base import Network
 from regard.run import using
 from regard.run.comparing import compare as compare_runs
 from regard.run.folds import cross_validate, is_folds, report_folds
+from regard.run.landscape import Surface
 from regard.run.repeat import repeat
 from regard.run.runner import report as report_run
 from regard.run.runner import resume_run, start
@@ -26,8 +27,8 @@ from regard.task import Predictor, Result
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint
 
 __all__ = [
-    "check", "compare", "create", "demo", "evaluate", "load", "models", "pretrain", "probe", "report", "resume", "save",
-    "train",
+    "check", "compare", "create", "demo", "evaluate", "landscape", "load", "models", "pretrain", "probe", "report",
+    "resume", "save", "train",
 ]  # fmt: skip
 
 DEMOS = {"digits": "digits", "translate": "dates", "scenes": None}
@@ -278,6 +279,24 @@ def compare(first: str | Path, *others: str | Path) -> dict[str, dict[str, Compa
     its p values are corrected by Holm.
     """
     return compare_runs(first, *others)
+
+
+def landscape(run: str | Path, **options: Any) -> Surface:
+    """The training loss around a run's last weights, in filter-normalised random directions (Li et al. 2018).
+
+    Options: `directions` (2, or 1 for a line), `points` along each axis (odd), `span` (1: as long as the weights
+    themselves), `samples` that the loss is the mean of, `split` ("train" or "val"), `seed` of the directions, `out`
+    (RUN/landscape), `data` if it has been moved, `device`, `quiet`. Writes landscape.png, .svg, .csv and .json. What
+    was stopped is resumed by the same call.
+
+    >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "hill", quiet=True)
+    >>> surface = landscape(run.path, points=3, samples=64, quiet=True)
+    >>> surface.losses.shape, surface.centre < surface.losses.mean()
+    ((3, 3), True)
+    """
+    from regard.run.landscape import landscape as compute
+
+    return compute(run, **options)
 
 
 def probe(run: str | Path, data: str | Path, **options: Any) -> Any:

@@ -13,7 +13,8 @@ from regard.errors import ConfigError, RegardError, did_you_mean
 COMMANDS: dict[str, Any] = {
     "demo": making.Demo, "check": making.run_check, "train": making.run_train, "pretrain": making.run_pretrain,
     "resume": making.run_resume, "eval": using.run_eval, "probe": using.Probe, "predict": using.run_predict,
-    "explain": using.run_explain, "inspect": using.Inspect, "report": using.Report, "convert": using.Convert,
+    "explain": using.run_explain, "inspect": using.Inspect, "landscape": using.Landscape, "report": using.Report,
+    "convert": using.Convert,
     "compare": using.Compare, "study": making.run_study, "models": using.Models,
 }  # fmt: skip
 """A function reads its own words: its flags depend on the task. A class has its flags as fields."""

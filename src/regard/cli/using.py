@@ -312,6 +312,45 @@ class Inspect:
 
 
 @dataclass
+class Landscape:
+    """Draw the training loss around a run's weights, in filter-normalised directions (Li et al. 2018)."""
+
+    run_folder: Positional[str]
+    """Run folder, with its checkpoints."""
+    directions: Literal[1, 2] = 2
+    """Random directions: 2 for a surface, 1 for a line."""
+    points: int = 17
+    """Points along each direction, an odd number."""
+    span: float = 1.0
+    """How far to go: 1 is as far as the weights themselves are long."""
+    samples: int = 256
+    """The loss is the mean over so many samples, in whole batches."""
+    split: Literal["train", "val"] = "train"
+    """Whose samples; they are augmented as in training."""
+    seed: int = 0
+    """Seed of the directions."""
+    data: str | None = None
+    """The run's data, if it has been moved."""
+    out: str | None = None
+    """Folder for landscape.png, .svg, .csv and .json. Default: landscape in the run folder."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+    quiet: Quiet = False
+
+    def run(self) -> None:
+        require_path(self.run_folder)
+        from regard import api
+
+        surface = api.landscape(
+            self.run_folder, directions=self.directions, points=self.points, span=self.span, samples=self.samples,
+            split=self.split, seed=self.seed, data=self.data, out=self.out, device=self.device, quiet=self.quiet,
+        )  # fmt: skip
+        losses = surface.losses
+        print(f"loss {surface.centre:.4g} at the weights, {losses.min():.4g} to {losses.max():.4g} around them")
+        print(surface.folder / "landscape.png")
+
+
+@dataclass
 class Report:
     """Draw a run's figures and report anew from its files."""
 
