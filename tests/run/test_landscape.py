@@ -83,8 +83,8 @@ def test_a_quadratic_loss_by_hand():
 
 def test_dropout_and_random_masks_are_the_same_at_every_point():
     class Noisy(nn.Linear):
-        def forward(self, x):
-            return super().forward(nn.functional.dropout(x, 0.5, self.training)) + torch.randn(1)
+        def forward(self, input):
+            return super().forward(nn.functional.dropout(input, 0.5, self.training)) + torch.randn(1)
 
     model, objective = Noisy(2, 1), Squares()
     batch = Batch({"x": torch.ones(3, 2)}, {"y": torch.zeros(3, 1)})
