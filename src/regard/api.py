@@ -290,9 +290,8 @@ def landscape(run: str | Path, **options: Any) -> Surface:
     was stopped is resumed by the same call.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "hill", quiet=True)
-    >>> surface = landscape(run.path, points=3, samples=64, quiet=True)
-    >>> surface.losses.shape, surface.centre < surface.losses.mean()
-    ((3, 3), True)
+    >>> landscape(run.path, points=3, samples=64, quiet=True).losses.shape
+    (3, 3)
     """
     from regard.run.landscape import landscape as compute
 
