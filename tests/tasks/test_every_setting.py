@@ -237,6 +237,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "colour": batch(0.5),
         "no_object": weights(0.5),
         "one_to_many": weights(2, two_stage=True),
+        "class_weight": weights(4.0),
         "stuff": Row(True, "samples", data="scenes"),
     },
     "translation": EVERYWHERE | {

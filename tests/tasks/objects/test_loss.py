@@ -8,8 +8,10 @@ import torch
 from transformers.loss import loss_deformable_detr, loss_for_object_detection, loss_rt_detr
 
 from regard.data.batch import Batch
+from regard.networks.detr.config import configure
 from regard.networks.detr.network import Detection
 from regard.tasks.objects.loss import SetLoss
+from regard.tasks.objects.options import SetOptions
 
 CLASSES = 7
 COUNTS = (3, 0, 5)
@@ -45,16 +47,22 @@ def objects(counts: tuple[int, ...]) -> tuple[dict[str, torch.Tensor], list[dict
     return {"boxes": boxes, "labels": labels}, theirs
 
 
-def oracle(kind: str, logits: torch.Tensor, boxes: torch.Tensor, theirs: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def oracle(
+    kind: str,
+    logits: torch.Tensor,
+    boxes: torch.Tensor,
+    theirs: list[dict[str, torch.Tensor]],
+    settings: Any = SETTINGS,
+) -> torch.Tensor:
     if kind == "varifocal":
         found = [{"logits": one, "pred_boxes": box} for one, box in zip(logits, boxes, strict=True)]
-        losses = loss_rt_detr.RTDetrLoss(SETTINGS)({**found[-1], "auxiliary_outputs": found[:-1]}, theirs)
+        losses = loss_rt_detr.RTDetrLoss(settings)({**found[-1], "auxiliary_outputs": found[:-1]}, theirs)
         return torch.stack(list(losses.values())).sum()
     if kind == "focal":
         function: Any = loss_deformable_detr.DeformableDetrForObjectDetectionLoss
     else:
         function = loss_for_object_detection.ForObjectDetectionLoss
-    return function(logits[-1], theirs, "cpu", boxes[-1], SETTINGS, logits, boxes)[0]
+    return function(logits[-1], theirs, "cpu", boxes[-1], settings, logits, boxes)[0]
 
 
 @pytest.mark.parametrize("counts", [COUNTS, (0, 0), (8,)])
@@ -68,6 +76,26 @@ def test_against_transformers_with_auxiliary_losses(kind, counts):
     grads = [torch.autograd.grad(value, (logits, boxes), retain_graph=True) for value in (loss, wanted)]
     for mine, other in zip(*grads, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "published"), [("softmax", 1.0), ("focal", 2.0), ("varifocal", 1.0)])
+def test_the_class_term_has_its_published_weight_or_the_one_asked_for(kind, published):
+    config, targets = configure("detr_nano", classes=CLASSES, classification=kind), objects(COUNTS)[0]
+    found = detection(*predicted(3, config.logits))
+    plain, heavy = SetLoss.of(config), SetLoss.of(config, SetOptions(class_weight=12.0))
+    assert plain.weights == (published, 5.0, 2.0)
+    assert plain.cost == heavy.cost == ((1.0 if kind == "softmax" else 2.0), 5.0, 2.0)
+    classes = plain.terms(found, targets).classes.sum()
+    torch.testing.assert_close(heavy.loss(found, targets) - plain.loss(found, targets), (12 - published) * classes)
+
+
+def test_a_heavier_class_term_against_transformers():
+    logits, boxes = predicted(3, CLASSES)
+    ours, theirs = objects(COUNTS)
+    loss = SetLoss.of(configure("detr_nano", classification="varifocal"), SetOptions(class_weight=12.0))
+    settings = SimpleNamespace(**vars(SETTINGS) | {"weight_loss_vfl": 12, "matcher_class_cost": 2})
+    wanted = oracle("varifocal", logits, boxes, theirs, settings)
+    torch.testing.assert_close(loss.loss(detection(logits, boxes), ours), wanted, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "varifocal"])

@@ -127,6 +127,8 @@ def test_the_second_stage_trains_the_mask_head_only(scenes, tmp_path):
     other = regard.save(boxes, tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="these cannot be frozen"):
         regard.train(**kept | {"weights": other}, out=tmp_path / "no")
+    with pytest.raises(ConfigError, match="class_weight is of the loss of boxes"):
+        regard.train(**kept, class_weight=4.0, out=tmp_path / "no")
     with pytest.raises(ConfigError, match="would freeze random boxes"):
         regard.train(**kept | {"weights": None}, out=tmp_path / "no")
 

@@ -9,6 +9,9 @@ Letters in shapes: L decoder blocks, B images, Q queries, C classes, T targets w
 
 Without the softmax there is no "no object": focal loss (Lin et al., 2017), or varifocal loss (Zhang et al., 2021),
 whose target is the predicted box's overlap with the object, as in RT-DETR (Zhao et al., 2024).
+
+Published weights of the class term are for a ResNet that was trained on ImageNet. From scratch boxes are learnt first,
+and classes stay at chance for long: `class_weight` is for that.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from regard.data.batch import Batch, Tensors
 from regard.networks.detr.config import DETRConfig
 from regard.nn.boxes import overlaps, to_corners
 from regard.tasks.objects.matching import match
+from regard.tasks.objects.options import SetOptions
 
 FOCAL = 0.25, 2.0
 """Weight of a class against its absence, and exponent, of focal loss and its matching cost."""
@@ -72,12 +76,13 @@ class SetLoss:
     divisible = True
 
     @classmethod
-    def of(cls, config: DETRConfig, no_object: float = 0.1, many: int = 4) -> SetLoss:
+    def of(cls, config: DETRConfig, options: SetOptions | None = None) -> SetLoss:
         """The loss for a network: DETR's weights; for focal loss Deformable DETR's, for varifocal loss RT-DETR's."""
-        kind = config.classification
+        kind, options = config.classification, options or SetOptions()
         cost = 1.0 if kind == "softmax" else 2.0
-        weight = 2.0 if kind == "focal" else 1.0
-        return cls(kind, (cost, 5.0, 2.0), (weight, 5.0, 2.0), no_object, many, config.denoising > 0)
+        weight = options.class_weight or (2.0 if kind == "focal" else 1.0)
+        denoising = config.denoising > 0
+        return cls(kind, (cost, 5.0, 2.0), (weight, 5.0, 2.0), options.no_object, options.one_to_many, denoising)
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         given = {name: batch.targets[name] for name in ("boxes", "labels")} if self.denoising else {}

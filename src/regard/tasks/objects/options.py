@@ -31,6 +31,13 @@ class SetOptions(Group):
     no_object: float = setting(
         0.1, "Weight of the class for no object, where the classification is a softmax.", above=0, most=1
     )
+    class_weight: float | None = setting(
+        None,
+        "Weight of the class term, beside L1 with 5 and generalised IoU with 2. Default: as published, 1 for softmax "
+        "and varifocal, 2 for focal.",
+        above=0,
+        most=100,
+    )
     one_to_many: int = setting(4, "Encoder tokens that each object is matched to, with two_stage.", least=1, most=100)
 
 

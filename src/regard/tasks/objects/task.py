@@ -122,8 +122,7 @@ class ObjectTask(ImageTask):
 
     @property
     def objective(self) -> Any:
-        options = self.config.task
-        return SetLoss.of(self.network().config, options.no_object, options.one_to_many)
+        return SetLoss.of(self.network().config, self.config.task)
 
     def blank(self, count: int) -> Batch:
         size, device = max(self.buckets, key=math.prod), self.device

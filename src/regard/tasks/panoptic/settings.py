@@ -77,8 +77,9 @@ def panoptic() -> Config:
     The network is a DETR in modern mode, as for boxes. Cost and figures depend on the data.
     """
     return Config.of(
-        model="detr_nano_panoptic", batch_size=8, lr=1e-3, weight_decay=1e-2, clip=0.5, norm="pre", fused_stages=3,
-        classification="varifocal", two_stage=True, refine=True, box_bias=True, denoising=4,
+        model="detr_nano_panoptic", batch_size=16, optimizer="muon", lr=6e-3, weight_decay=0.05, clip=5.0, dropout=0.0,
+        norm="pre", fused_stages=3, classification="focal", class_weight=12.0, two_stage=True, refine=True,
+        box_bias=True, denoising=4,
     )  # fmt: skip
 
 

@@ -120,6 +120,13 @@ class Task(ObjectTask):
         assert all(name.startswith(MASK_HEAD) for name in missing)
         return network
 
+    def _check_options(self, network: Network) -> None:
+        super()._check_options(network)
+        for name in ("no_object", "class_weight", "one_to_many"):
+            if self.config.task.freeze_boxes and self.job.origins.get(name) == "flag":
+                what = f"{name} is of the loss of boxes, and freeze_boxes leaves that out"
+                raise ConfigError(what, do=f"leave --{name.replace('_', '-')} out, or --freeze-boxes")
+
     def adapt(self) -> None:
         if self.config.task.freeze_boxes:
             for name, parameter in self.model.named_parameters():
@@ -130,7 +137,7 @@ class Task(ObjectTask):
     @property
     def objective(self) -> PanopticLoss:
         options, config = self.config.task, self.network().config
-        made = PanopticLoss.of(config, options.no_object, options.one_to_many)
+        made = PanopticLoss.of(config, options)
         assert isinstance(made, PanopticLoss)
         only = options.freeze_boxes
         weights = (options.mask_weight, options.dice_weight)
