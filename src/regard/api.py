@@ -17,6 +17,7 @@ from regard.metrics import Comparison
 from regard.networks.base import Network
 from regard.run import using
 from regard.run.comparing import compare as compare_runs
+from regard.run.external import evaluate_external
 from regard.run.folds import cross_validate, is_folds, report_folds
 from regard.run.landscape import Surface
 from regard.run.repeat import repeat
@@ -256,6 +257,7 @@ def evaluate(
     *,
     split: str | None = None,
     out: str | Path | None = None,
+    external: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> Result:
@@ -267,7 +269,13 @@ def evaluate(
     where the data calls the languages otherwise. Options by task: of images `mirror`, the mean over each image and its
     mirror image; of sentences `beam_size` and `length_penalty` (the run's own if not said); and those of
     `load`.
+
+    With `external`, the data is another cohort: all of it is tested, what overlaps with the training data by contents
+    or patient is named and left out, and calibration and the run's own figures are given beside. `run` may then be a
+    folder of several folds: the mean of their models' predictions is tested, and each alone.
     """
+    if external:
+        return evaluate_external(run, data, split=split, out=out, quiet=quiet, **options)
     return using.evaluate(run, data, split=split, out=out, quiet=quiet, **options)
 
 

@@ -378,6 +378,18 @@ class Task(ABC):
         raise ConfigError(f"{cls.name} has no evaluation on other data")
 
     @classmethod
+    def ensemble(cls, results: Sequence[Any]) -> Any:
+        """The result of the mean of several models' predictions of the same samples."""
+        from regard.errors import ConfigError
+
+        raise ConfigError(f"predictions of {cls.name} have no mean")
+
+    @classmethod
+    def recalibration(cls, result: Any) -> dict[str, Any]:
+        """Figures that say whether predictions are too high or too extreme on other data; none of many tasks."""
+        return {}
+
+    @classmethod
     def without(cls, result: Any, seen: set[int]) -> Any:
         """The result without the samples that the model has seen, which keeps the whole one beside it."""
         return result

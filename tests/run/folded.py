@@ -2,11 +2,30 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 FAST = {"model": "mlp_nano", "size": (8, 8), "epochs": 2, "explain": 0, "pixel_baseline": False, "quiet": True}
+
+
+SURVIVAL = {"time": "days", "event": "died", "clinical": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2}
+CASES = {
+    "classes": FAST | {"class_weights": "balanced"},
+    "numbers": {"column": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2, "explain": 0, "quiet": True},
+    "cox": SURVIVAL | {"explain": 0, "quiet": True},
+    "discrete": SURVIVAL | {"loss": "discrete", "bins": 3, "explain": 0, "quiet": True},
+}
+
+
+def outcomes(count: int, seed: int = 0) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {
+        "age": draw.normal(60, 10, count).round(2).tolist(),
+        "days": draw.exponential(100, count).round(1).tolist(),
+        "died": (draw.random(count) < 0.7).astype(int).tolist(),
+    }
 
 
 def write_table(

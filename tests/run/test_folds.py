@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +19,7 @@ from regard.run.folds import Plan, cross_validate
 from regard.tasks.classification.folds import warnings
 from regard.tasks.survival.evaluation import compare_risks
 from regard.weights import Run, open_weights
-from tests.run.folded import FAST, write_table
-
-
-@pytest.fixture(scope="module")
-def folded(tmp_path_factory) -> tuple[Path, Run]:
-    """Three folds of 60 pictures of 30 patients, four of them in a test split; and their table."""
-    root = tmp_path_factory.mktemp("folded")
-    splits: list[object] = ["test" if n < 8 else "train" for n in range(60)]
-    data = write_table(root / "data", 60, signal=25.0, per_patient=2, split=splits)
-    return data, regard.train(data, folds=3, out=root / "out", **FAST)
+from tests.run.folded import CASES, FAST, outcomes, write_table
 
 
 def test_every_sample_is_predicted_once_by_a_network_that_has_not_seen_its_patient(folded):
@@ -103,24 +93,6 @@ def test_finished_folds_are_kept_and_give_the_same(folded, monkeypatch):
     assert {k: v for k, v in after.items() if k != "seconds"} == {k: v for k, v in before.items() if k != "seconds"}
     with pytest.raises(RunError, match="other settings: lr"):
         regard.train(data, folds=3, out=made.path, lr=0.5, **FAST)
-
-
-SURVIVAL = {"time": "days", "event": "died", "clinical": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2}
-CASES = {
-    "classes": FAST | {"class_weights": "balanced"},
-    "numbers": {"column": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2, "explain": 0, "quiet": True},
-    "cox": SURVIVAL | {"explain": 0, "quiet": True},
-    "discrete": SURVIVAL | {"loss": "discrete", "bins": 3, "explain": 0, "quiet": True},
-}
-
-
-def outcomes(count: int, seed: int = 0) -> dict[str, Any]:
-    draw = np.random.default_rng(seed)
-    return {
-        "age": draw.normal(60, 10, count).round(2).tolist(),
-        "days": draw.exponential(100, count).round(1).tolist(),
-        "died": (draw.random(count) < 0.7).astype(int).tolist(),
-    }
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from regard import tasks
-from regard.cli.flags import Parser, add_opening, add_options, checked_options, parse
+from regard.cli.flags import Parser, Switch, add_opening, add_options, checked_options, parse
 from regard.cli.making import Quiet, require_path
 from regard.console import Progress, columns, interval
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
@@ -48,12 +48,14 @@ def run_eval(words: Sequence[str]) -> None:
     parser.add_argument("--split", metavar="SPLIT", help=help)
     help = "Folder to make for figures and predictions, which `regard compare` reads; or a .json for the figures."
     parser.add_argument("--out", metavar="PATH", help=help)
+    help = "Another cohort: overlap with the training data, calibration, the run's own figures beside. Takes folds too."
+    parser.add_argument("--external", action=Switch, help=help)
     there = _options(parser, "EvalOptions")
     opening = add_opening(parser, (entry.config for entry in tasks.TASKS), there)
     given = parse(parser, words)
     how = {name: given.pop(name) for name in opening & given.keys()}
     run, data, out = given.pop("run"), given.pop("data"), given.pop("out", None)
-    split, quiet = given.pop("split", None), given.pop("quiet", False)
+    split, quiet, external = given.pop("split", None), given.pop("quiet", False), given.pop("external", False)
     if out and Path(out).suffix not in (".json", ""):
         do = "give --out a folder, or end it in .json"
         raise ConfigError(f"figures are not written as {Path(out).suffix}", do=do)
@@ -63,9 +65,12 @@ def run_eval(words: Sequence[str]) -> None:
     from regard.weights import to_json, write_text
 
     file = Path(out) if out and Path(out).suffix else None
-    result = api.evaluate(run, data, split=split, out=None if file else out, quiet=quiet, **loading, **how, **options)
+    asked = {"split": split, "out": None if file else out, "external": external, "quiet": quiet}
+    result = api.evaluate(run, data, **asked, **loading, **how, **options)
     if file:
         write_text(file, to_json(result.to_json()))
+    if external:
+        return print(result.describe())
     rows = list[tuple[str, ...]]()
     for name, figure in result.figures.items():
         form = f".{entry.decimals(name)}f"

@@ -102,6 +102,27 @@ def breslow(time: np.ndarray, event: np.ndarray, log_hazard: np.ndarray) -> tupl
     return times[died > 0], np.cumsum(died / at_risk)[died > 0]
 
 
+def cox_slope(time: np.ndarray, event: np.ndarray, risk: np.ndarray, steps: int = 50) -> Figure:
+    """The coefficient of a risk in Cox's model (Breslow's ties) with its Wald interval; NaN where there is none."""
+    order = np.argsort(-time, kind="stable")
+    time, event, x = time[order], event[order], risk[order] - risk.mean()
+    last = np.searchsorted(-time, -time, side="right") - 1  # the risk set of each: all up to and with equal times
+    slope = 0.0
+    for _ in range(steps):
+        hazard = np.exp(np.clip(slope * x, -LARGEST, LARGEST))
+        sums = [np.cumsum(hazard * x**power)[last][event] for power in range(3)]
+        mean = sums[1] / sums[0]
+        information = float((sums[2] / sums[0] - mean**2).sum())
+        if not information > 1e-9:
+            break
+        change = float((x[event] - mean).sum()) / information
+        slope += float(np.clip(change, -2, 2))
+        if abs(change) < 1e-9:
+            half = Z / np.sqrt(information)
+            return Figure(slope, slope - half, slope + half, len(time))
+    return Figure(np.nan, np.nan, np.nan, len(time))
+
+
 def log_rank(time: np.ndarray, event: np.ndarray, group: np.ndarray) -> LogRank:
     """Mantel's test that two groups, those where `group` is true and the others, survive alike."""
     from scipy.stats import chi2

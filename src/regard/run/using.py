@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from regard.console import Progress
 from regard.data.dataset import UNUSED, Dataset
 from regard.errors import ConfigError, DataError, RunError, counted
 from regard.run.comparing import EVALUATION
+from regard.run.folds import FOLDS, is_folds
 from regard.run.runner import plain_settings
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
@@ -41,6 +42,8 @@ def task_of(path: str | Path) -> Entry:
     """The task of a run folder, a checkpoint or others' weights."""
     if entry := tasks.of_run(path):
         return entry
+    if is_folds(path):
+        return tasks.find(str(Run(Path(path).expanduser()).read_json(FOLDS)["task"]))
     task, model = identify(path)
     try:
         return tasks.for_weights(task, model or "vit_s16")
@@ -53,6 +56,8 @@ def load(path: str | Path, device: str = "auto", progress: Progress | None = Non
 
     `options` are the `LoadOptions` of its task.
     """
+    if is_folds(path):
+        Run.open(path)  # which says that it holds several
     entry = task_of(path)
     loaded = make(entry.settings.LoadOptions, options, entry.name)
     return entry.load().predictor(path, torch.device(pick_device(device)), loaded, progress or Progress())
@@ -71,7 +76,40 @@ def evaluate(
 
     `options` are the task's `EvalOptions` and `LoadOptions`, and settings that say how the data is read.
     """
-    progress, entry = Progress(quiet), task_of(run)
+    if is_folds(run):
+        raise ConfigError("several folds are tested together on another cohort", where=run, do="give --external")
+    progress = Progress(quiet)
+    opened = open_for_evaluation(run, data, out, options, progress)
+    entry, task, dataset = opened.entry, opened.entry.load(), opened.dataset
+    part, index, seen = choose_samples(dataset, split, run, progress)
+    result = opened.evaluate(opened.predictor, index, progress)
+    if seen:
+        result = task.without(result, seen)
+    for line in task.doubts({"split": part, **_validated(run, task.best[0]), **result.to_json()}):
+        progress.say(f"warning: {line}")
+    if out is not None:
+        about = {"task": entry.name, "run": str(run), "data": str(data), "split": split}
+        write_evaluation(out, dataset, set(index) - seen, part, result.predictions(), about | result.to_json())
+    return result
+
+
+class Opened(NamedTuple):
+    """A model, data to test it on, and how."""
+
+    entry: Entry
+    predictor: Predictor
+    dataset: Dataset
+    asked: Any
+    loading: dict[str, Any]
+
+    def evaluate(self, predictor: Predictor, index: list[int], progress: Progress) -> Result:
+        return self.entry.load().evaluate_on(predictor, self.dataset, index, self.asked, progress)
+
+
+def open_for_evaluation(
+    run: str | Path, data: str | Path, out: str | Path | None, options: dict[str, Any], progress: Progress
+) -> Opened:
+    entry = task_of(run)
     tasks.require_data(data)
     if out is not None:
         Run.require_new(Path(out))
@@ -85,20 +123,18 @@ def evaluate(
     dataset = task.open_for(predictor, data, entry.config.of(settings), progress)
     progress.say(f"{data}: {dataset.summary()}")
     dataset.require_usable()
-    part, index, seen = choose_samples(dataset, split, run, progress)
-    result = task.evaluate_on(predictor, dataset, index, asked, progress)
-    if seen:
-        result = task.without(result, seen)
-    for line in task.doubts({"split": part, **_validated(run, task.best[0]), **result.to_json()}):
-        progress.say(f"warning: {line}")
-    if out is not None:
-        folder, tested = Run.create(Path(out)), set(index) - seen
-        splits = ["test" if number in tested else UNUSED for number in range(len(dataset))]
-        folder.write_json("data.json", dataset.to_json(splits, f"evaluated: {part or 'all'}"))
-        folder.write_rows("predictions.csv", result.predictions())
-        about = {"task": entry.name, "run": str(run), "data": str(data), "split": split}
-        folder.write_json(EVALUATION, about | result.to_json())
-    return result
+    return Opened(entry, predictor, dataset, asked, loading)
+
+
+def write_evaluation(
+    out: str | Path, dataset: Dataset, tested: set[int], part: str, rows: list[dict[str, Any]], about: dict[str, Any]
+) -> None:
+    """A new folder with data, predictions and figures, which `compare` reads."""
+    folder = Run.create(Path(out))
+    splits = ["test" if number in tested else UNUSED for number in range(len(dataset))]
+    folder.write_json("data.json", dataset.to_json(splits, f"evaluated: {part or 'all'}"))
+    folder.write_rows("predictions.csv", rows)
+    folder.write_json(EVALUATION, about)
 
 
 def choose_samples(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from regard.console import columns
 from regard.data import Loader, Preparation, Source
 from regard.evaluation import run_over, whole_json
 from regard.metrics import Figure, Summary, summarise
+from regard.metrics.folds import calibration_line
 from regard.tasks.classification.loss import probabilities
 
 FAR_BELOW = 0.05
@@ -40,6 +41,21 @@ class Evaluation:
         labels, probs = self.labels[kept], self.probs[kept]
         keys, summary = [self.keys[n] for n in kept], summarise(probs, labels, self.classes)
         return Evaluation(summary, self.classes, keys, self.index[kept], labels, probs, self)
+
+    @staticmethod
+    def mean_of(each: Sequence[Evaluation]) -> Evaluation:
+        """Of the mean of several models' probabilities."""
+        first, probs = each[0], np.mean([own.probs for own in each], axis=0)
+        return replace(first, summary=summarise(probs, first.labels, first.classes), probs=probs)
+
+    def recalibration(self) -> dict[str, Figure]:
+        """Calibration in the large and slope: of two classes of the second, of several of each against the rest."""
+        made: dict[str, Figure] = {}
+        for c in range(1 if len(self.classes) == 2 else 0, len(self.classes)):
+            line, suffix = calibration_line(self.probs[:, c], self.labels == c), f"_{self.classes[c]}"
+            suffix = "" if len(self.classes) == 2 else suffix
+            made |= {f"calibration_intercept{suffix}": line.intercept, f"calibration_slope{suffix}": line.slope}
+        return made
 
     @property
     def figures(self) -> dict[str, Figure]:

@@ -171,6 +171,14 @@ class Task(ImageTask):
     probe = staticmethod(probe)
 
     @classmethod
+    def ensemble(cls, results: Sequence[Evaluation]) -> Evaluation:
+        return Evaluation.mean_of(results)
+
+    @classmethod
+    def recalibration(cls, result: Evaluation) -> dict[str, Any]:
+        return result.recalibration()
+
+    @classmethod
     def without(cls, result: Evaluation, seen: set[int]) -> Evaluation:
         return result.without(seen)
 

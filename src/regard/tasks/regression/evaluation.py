@@ -11,6 +11,7 @@ import numpy as np
 from regard.errors import ConfigError
 from regard.evaluation import whole_json
 from regard.metrics import Comparison, Figure, paired_bootstrap
+from regard.metrics.folds import bootstrap_figure, patient_weights
 
 RESAMPLES = 2000
 
@@ -35,6 +36,28 @@ class NumberEvaluation:
         keys = [self.keys[n] for n in kept]
         made = NumberEvaluation.of(self.columns, keys, self.index[kept], self.truth[kept], self.predicted[kept])
         return replace(made, whole=self)
+
+    @staticmethod
+    def mean_of(each: Sequence[NumberEvaluation]) -> NumberEvaluation:
+        """Of the mean of several models' predictions."""
+        first = each[0]
+        predicted = np.mean([own.predicted for own in each], axis=0)
+        return NumberEvaluation.of(first.columns, first.keys, first.index, first.truth, predicted)
+
+    def recalibration(self) -> dict[str, Figure]:
+        """The mean of true minus predicted numbers, and the slope of the true on the predicted ones."""
+        made: dict[str, Figure] = {}
+        for n, name in enumerate(self.columns):
+            suffix = f"_{name}" if len(self.columns) > 1 else ""
+            truth, guess = self.truth[:, n], self.predicted[:, n]
+            weights = patient_weights(np.arange(len(truth)))
+            weights = weights / weights.sum(1, keepdims=True)
+            means = weights @ truth, weights @ guess
+            spread = weights @ guess**2 - means[1] ** 2
+            slope = (weights @ (truth * guess) - means[0] * means[1]) / np.where(spread > 0, spread, np.nan)
+            made[f"calibration_intercept{suffix}"] = bootstrap_figure(means[0] - means[1], len(truth))
+            made[f"calibration_slope{suffix}"] = bootstrap_figure(slope, len(truth))
+        return made
 
     @staticmethod
     def of(

@@ -140,6 +140,14 @@ class Task(ImageTask):
             return evaluate(predictor, dataset, loader, tick)
 
     @classmethod
+    def ensemble(cls, results: Sequence[NumberEvaluation]) -> NumberEvaluation:
+        return NumberEvaluation.mean_of(results)
+
+    @classmethod
+    def recalibration(cls, result: NumberEvaluation) -> dict[str, Any]:
+        return result.recalibration()
+
+    @classmethod
     def without(cls, result: NumberEvaluation, seen: set[int]) -> NumberEvaluation:
         return result.without(seen)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.evaluation import whole_json
 from regard.metrics import Comparison, Concordance, Figure, kaplan_meier, log_rank, paired_bootstrap, step
-from regard.metrics.survival import auc, brier_scores, calibration, integrated, survival_figures, time_grid
+from regard.metrics.survival import auc, brier_scores, calibration, cox_slope, integrated, survival_figures, time_grid
 from regard.tasks.survival.curves import Curves
 
 CALIBRATION_GROUPS = 5
@@ -45,6 +45,17 @@ class SurvivalEvaluation:
         keys = [self.keys[n] for n in kept]
         parts = (part[kept] for part in (self.index, self.time, self.event, self.logits))
         return replace(SurvivalEvaluation.of(self.curves, keys, *parts), whole=self)
+
+    @staticmethod
+    def mean_of(each: Sequence[SurvivalEvaluation]) -> SurvivalEvaluation:
+        """Of the mean of several models' risks. Their survival curves have different baselines: there is none."""
+        first, risk = each[0], np.mean([own.risk for own in each], axis=0)
+        curves = Curves("cox", first.curves.horizon)
+        return SurvivalEvaluation.of(curves, first.keys, first.index, first.time, first.event, risk[:, None])
+
+    def recalibration(self) -> dict[str, Figure]:
+        """The slope of the risk in Cox's model: 1 is right, below 1 risks are too extreme."""
+        return {"calibration_slope": cox_slope(self.time, self.event, self.risk)}
 
     @staticmethod
     def of(

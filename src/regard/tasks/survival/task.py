@@ -237,6 +237,14 @@ class Task(ImageTask):
             return evaluate(predictor, dataset, loader, tick)
 
     @classmethod
+    def ensemble(cls, results: Sequence[SurvivalEvaluation]) -> SurvivalEvaluation:
+        return SurvivalEvaluation.mean_of(results)
+
+    @classmethod
+    def recalibration(cls, result: SurvivalEvaluation) -> dict[str, Any]:
+        return result.recalibration()
+
+    @classmethod
     def without(cls, result: SurvivalEvaluation, seen: set[int]) -> SurvivalEvaluation:
         return result.without(seen)
 
