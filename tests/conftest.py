@@ -143,6 +143,18 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def folded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Three folds of 60 pictures of 30 patients, four of them in a test split; and their table."""
+    import regard
+    from tests.run.folded import FAST, write_table
+
+    root = tmp_path_factory.mktemp("folded")
+    splits: list[object] = ["test" if n < 8 else "train" for n in range(60)]
+    data = write_table(root / "data", 60, signal=25.0, per_patient=2, split=splits)
+    return data, regard.train(data, folds=3, out=root / "out", **FAST)
+
+
 def settings_of(run) -> dict[str, dict]:
     """Every setting in a run's config.json by its flat name: value and origin."""
     stored = json.loads((Path(getattr(run, "path", run)) / "config.json").read_text(encoding="utf-8"))

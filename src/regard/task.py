@@ -71,6 +71,8 @@ class Page:
     sections: list[Section] = field(default_factory=list)
     limits: str = ""
     """Use and limits, for the model card; without it there is no card."""
+    medical: bool = False
+    """Whether the card has the checklists for medical models."""
 
 
 class Result(Protocol):

@@ -149,11 +149,13 @@ def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
 
 def test_a_fold_without_a_class_is_named():
     summary = {
-        "figures": {"auroc": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 50}}, "classes": ["a", "b"],
-        "counts": [[10, 0], [9, 1]], "confounders": [],
+        "figures": {"auroc": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 20}, "accuracy": {"value": 0.96}},
+        "classes": ["a", "b"], "counts": [[10, 0], [9, 1]], "confounders": [],
     }  # fmt: skip
     assert warnings(summary) == ["fold 1 has no b: give fewer --folds, or more data"]
     assert "only 1 samples of a class" in warnings(summary | {"counts": [[9, 1]]})[0]
+    summary["figures"]["accuracy"]["value"] = 0.95
+    assert "commonest class, 95.0%" in warnings(summary)[1]
 
 
 def test_numbers_and_survival_are_pooled(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 from regard.console import quoted
 from regard.errors import RunError, counted
 from regard.report.attention_explorer import scripts
+from regard.report.checklist import Facts, checklist
 from regard.settings import RunConfig
 from regard.task import Page
 from regard.weights import Run, write_text
@@ -117,10 +118,27 @@ Fingerprint {markdown(data["fingerprint"])}.
 **Warnings.** {warnings}
 
 **Use and limits.** {page.limits}
-
+{_checklist(Facts(run, where, config, data, summary, page)) if page.medical else ""}
 **Made by**
 
 {commands}
+"""
+
+
+def _checklist(facts: Facts) -> str:
+    rows = checklist(facts)
+    known, lines = sum(row[-1] for row in rows), []
+    for topic, claim, tripod, text, _ in rows:
+        cells = (topic, claim or "–", tripod or "–", text)
+        lines.append(f"| {' | '.join(markdown(cell) for cell in cells)} |")
+    table = "\n".join(lines)
+    return f"""
+**For a medical report: CLAIM and TRIPOD+AI.** Drafted from the run: {known} of {len(rows)} topics are filled; the
+others are for the authors. The numbers are those of the items in CLAIM (2020) and TRIPOD+AI (2024).
+
+| topic | CLAIM | TRIPOD+AI | from this run, or missing |
+|---|---|---|---|
+{table}
 """
 
 

@@ -201,6 +201,9 @@ def warnings(summary: dict[str, Any]) -> list[str]:
             f"a fold has only {least} samples of a class, fewer than {FEW_PER_FOLD}: figures of single folds, and "
             "their spread, say little"
         )
+    commonest = max(map(sum, zip(*summary["counts"], strict=True))) / area["n"]
+    if summary["figures"]["accuracy"]["value"] <= commonest:
+        lines.append(f"the accuracy is no better than always giving the commonest class, {commonest:.1%}")
     for row in summary["confounders"]:
         if row["p"] < CONFOUNDED:
             lines.append(
@@ -242,6 +245,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
             Section("What else predicts the label", _confounder_table(summary)),
             Section("Classes", _class_table(summary) if len(summary["per_class"]) > 1 else ""),
         ],
+        medical=True,
         limits="The figures are of networks that were trained on other samples of the same data. They say nothing of "
         "other scanners, hospitals or populations: `regard eval FOLDS OTHER --external` tests them there.",
     )

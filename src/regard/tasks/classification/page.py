@@ -85,6 +85,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
                 ]) + "</details>",
             ),
         ],
+        medical=True,
         limits="The figures hold for images like those it was tested on. They say nothing of other cameras, scanners, "
         "hospitals or populations: test there before relying on it.",
     )  # fmt: skip

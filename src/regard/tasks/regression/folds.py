@@ -86,6 +86,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
                 table(("known beside the picture", "number", "correlation", "p"), confounders) if confounders else "",
             ),
         ],
+        medical=True,
         limits="The figures are of networks that were trained on other samples of the same data, with numbers in this "
         "range. They say nothing of other scanners, hospitals or populations: `regard eval FOLDS OTHER --external`.",
     )

@@ -50,6 +50,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
             ),
             *explanations(run),
         ],
+        medical=True,
         limits="The figures hold for images like those it was tested on, and for numbers in the range it was trained "
         "on. They say nothing of other cameras, scanners, hospitals or populations: test there before relying on it.",
     )

@@ -135,6 +135,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
                 table(("known beside the picture", "C-index", "p"), rows) if rows else "",
             ),
         ],
+        medical=True,
         limits="The figures are of networks that were trained on other subjects of the same data, followed as long and "
         "treated alike. They say nothing of other hospitals or populations: `regard eval FOLDS OTHER --external`. It "
         "is no medical device.",

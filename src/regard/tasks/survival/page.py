@@ -56,6 +56,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
             *_calibration_sections(summary, drawn, event, when),
             *explanations(run),
         ],
+        medical=True,
         limits="The figures hold for subjects like those it was tested on, followed as long and treated alike. They "
         "say nothing of other scanners, hospitals or populations: `regard eval RUN OTHER` tests it there. It ranks "
         "groups of subjects and is no forecast for one of them; it is no medical device.",
