@@ -114,4 +114,5 @@ def test_holm_by_hand():
     """0.01 · 4, then max(0.04, 0.02 · 3), max(0.06, 0.03 · 2), 0.5."""
     assert holm([0.5, 0.02, 0.01, 0.03]) == pytest.approx([0.5, 0.06, 0.04, 0.06])
     assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06]), "a larger p never becomes the smaller"
     assert holm([]) == []

@@ -14,6 +14,7 @@ from regard import api, tasks
 from regard.console import Progress
 from regard.errors import ConfigError, RunError
 from regard.metrics.delong import compare_areas, holm
+from regard.metrics.folds import youden
 from regard.run import folds as folding
 from regard.run.folds import Plan, cross_validate
 from regard.tasks.classification.folds import warnings
@@ -57,9 +58,8 @@ def test_figures_are_those_of_scikit_learn(folded):
         held = Run(made.path / f"fold{n}").read_rows("predictions-val.csv")
         known = {r["name"] for r in Run(made.path / f"fold{n}").split_rows() if r["split"] == "val"}
         assert {row["name"] for row in held} == known
-        at = summary["thresholds"]["b"][n - 1]
-        scores = sorted(float(row["p_b"]) for row in held)
-        assert scores[0] - 1e-6 <= at <= scores[-1] + 1e-6
+        scores, signs = np.array([float(r["p_b"]) for r in held]), np.array([r["label"] == "b" for r in held])
+        assert summary["thresholds"]["b"][n - 1] == youden(scores, signs)
     assert summary["patients"] == 26
 
 
