@@ -88,6 +88,10 @@ def test_the_mri_batch_of_the_deck():
         x = torch.empty(10, 4, 224, 224, 224)
         assert model.patches(x).shape == (10, 2744, 768)
         assert model.embed(x).shape == (10, 2745, 768)
+        output = model(x)
+    assert output.tokens.shape == (10, 2745, 768)
+    assert (output.features.shape, output.logits.shape) == ((10, 768), (10, 1000))
+    assert model.token_map().grid == (14, 14, 14)
 
 
 def test_positions_are_linear_in_an_offset():
