@@ -87,7 +87,7 @@ def main() -> None:
         print(json.dumps(line), flush=True)
     print("\n| model | seeds | test AUC, mean (each) |\n|---|---|---|")
     for model in options.models:
-        aucs = [line["figures"]["auc"]["value"] for line in done if line["model"] == model]
+        aucs = [line["figures"]["auroc"]["value"] for line in done if line["model"] == model]
         if aucs:
             each = ", ".join(f"{auc:.3f}" for auc in aucs)
             print(f"| {model} | {len(aucs)} | {statistics.mean(aucs):.3f} ({each}) |")
