@@ -103,6 +103,7 @@ def batch(value: Any, **beside: Any) -> Row:
 
 
 MADE = "made"  # stands for weights that the test makes
+TEACHER = "teacher"  # and these, with a head
 EVERYWHERE = {
     "model": Row("vit_mini4", "network", beside=dict.fromkeys(("width", "depth", "heads", "mlp"))),
     "recipe": Row(None, "settings"),
@@ -179,6 +180,10 @@ ROWS: dict[str, dict[str, Row]] = {
         "label_smoothing": weights(0.3),
         "class_weights": weights("balanced"),
         "pixel_baseline": Row(True, "summary"),
+        "teacher": weights(TEACHER),
+        "distillation": weights("soft", teacher=TEACHER),
+        "teacher_weight": weights(0.9, teacher=TEACHER),
+        "temperature": weights(1.0, teacher=TEACHER, distillation="soft"),
     },
     "regression": AUGMENTED | {
         "recipe": Row("regression", "settings"),
@@ -308,6 +313,8 @@ def place(tmp_path_factory) -> Path:
     torch.manual_seed(5)
     made = regard.create("vit_nano", classes=2, size=16, patch=8, width=16, heads=2, mlp=16, depth=2)
     regard.save(made, root / "made.safetensors")
+    nn.init.normal_(made.head.weight)
+    regard.save(made, root / "teacher.safetensors", classes=("a", "b"))
     own = {f.name for f in fields(registry.config_class("detr_nano"))} & BASES["detection"].keys()
     detector = regard.create("detr_nano", classes=4, **{name: BASES["detection"][name] for name in own})
     regard.save(detector, root / "made-detection.safetensors")
@@ -558,7 +565,8 @@ def test_a_setting_is_seen_or_refused(task, name, place, bases, tmp_path, monkey
     def seen(**changes: Any) -> Seen:
         settings = BASES[task] | row.beside | changes
         made = f"made-{task}.safetensors" if task in ("detection", "panoptic") else "made.safetensors"
-        settings = {n: str(place / made) if v == MADE else v for n, v in settings.items()}
+        files = {MADE: str(place / made), TEACHER: str(place / "teacher.safetensors")}
+        settings = {n: files.get(v, v) if isinstance(v, str) else v for n, v in settings.items()}
         settings = {n: v for n, v in settings.items() if v is not None or n in changes}
         out = tmp_path / ("changed" if changes else "base")
         return Seen(place, out, task, data_of(place, task, row), settings, monkeypatch)
@@ -580,7 +588,8 @@ def test_a_setting_is_seen_or_refused(task, name, place, bases, tmp_path, monkey
 MODELS: dict[str, dict[str, Any]] = {
     "vit_nano": {
         "size": (8, 8), "channels": 1, "patch": (2, 2), "width": 32, "depth": 1, "heads": 2, "mlp": 32, "pool": "mean",
-        "positions": "sinusoidal", "registers": 2, "head": "mlp", "dropout": 0.5, "drop_path": 0.9, "layer_scale": 0.1,
+        "positions": "sinusoidal", "registers": 2, "distilled": True, "head": "mlp", "dropout": 0.5,
+        "drop_path": 0.9, "layer_scale": 0.1,
         "stem": "conv", "eps": 0.5, "norm": "post", "rope": True,
     },
     "resnet_nano": {
@@ -668,6 +677,7 @@ def test_fields_of_the_model_reach_the_network_of_a_task(task, place, tmp_path, 
         ("translation", {"length": 16}, "length is of learned positions only"),
         ("classification", {"strength": 0.5}, "strength is of RandAugment only"),
         ("classification", {"mixup": 0.0, "mixup_off": 0.5}, "mixup_off leaves out mixup and CutMix"),
+        ("classification", {"temperature": 2.0}, "temperature is about a teacher"),
         ("classification", {"lr": 0.0}, "lr=0.0 is too small"),
         ("detection", {"mixup_off": 0.5}, "mixup_off leaves out mosaic and mixup"),
         ("detection", {"one_to_many": 2}, "one_to_many is for the proposals of two_stage"),

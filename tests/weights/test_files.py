@@ -237,9 +237,9 @@ def test_quantised_weights_are_refused(dtype, tmp_path):
 
 
 def test_whole_numbers_that_are_not_used_do_no_harm(tmp_path):
-    save_file(timm_state() | {"head_dist.bias": torch.ones(5, dtype=torch.int64)}, tmp_path / "w.safetensors")
+    save_file(timm_state() | {"decoder_pred.bias": torch.ones(5, dtype=torch.int64)}, tmp_path / "w.safetensors")
     made = regard.create(weights=tmp_path / "w.safetensors", quiet=True)
-    assert made.loaded.unused == ("head_dist.bias (5 numbers)",)
+    assert made.loaded.unused == ("decoder_pred.bias (5 numbers)",)
 
 
 @pytest.mark.parametrize("second", ["module.norm.weight", "blocks.01.norm1.bias"])

@@ -23,7 +23,7 @@ from regard.weights.convert import ENDINGS
 from regard.weights.load import name_of
 from regard.weights.names import detect
 from regard.weights.vit import write_names
-from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM, TORCHVISION
+from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DEIT, HF_DINOV2, TIMM, TORCHVISION
 from tests.loading import load_classifier
 from tests.weights.parity import assert_close, assert_equal, picture, save_own
 from tests.weights.test_files import model, save_arrays, timm_state
@@ -499,12 +499,14 @@ def test_every_variant_is_known_by_its_shape(name):
 
 @pytest.mark.parametrize("target", FORMATS, ids=lambda f: f"{f.name}-{f.eps:g}-{f.square}")
 def test_every_format_is_detected_as_itself(target):
-    ours = model(mlp=128, layer_scale=0.1 if target in (DINOV2, HF_DINOV2, TIMM) else None)
+    scaled = 0.1 if target in (DINOV2, HF_DINOV2, TIMM) else None
+    ours = model(mlp=128, layer_scale=scaled, distilled=target is HF_DEIT)
     tensors, _ = write_names(ours.state_dict(), ours.config, target)
     assert detect(tensors, FORMATS) == (target, [""])
 
 
 FIELDS = {
+    "distilled": {"distilled": True},
     "registers": {"registers": 2},
     "layer_scale": {"layer_scale": 0.1},
     "head": {"head": "mlp"},
@@ -519,6 +521,7 @@ FIELDS = {
 PLACED = "positions='conditional'", "rope=True"
 CANNOT = {
     TORCHVISION: {
+        "distilled",
         "registers",
         "layer_scale",
         "stem='r50'",
@@ -528,9 +531,9 @@ CANNOT = {
         "size",
         "an input of 3 axes",
     },
-    GOOGLE: {"registers", "layer_scale", "stem='conv'", *PLACED, "an input of 3 axes"},
+    GOOGLE: {"distilled", "registers", "layer_scale", "stem='conv'", *PLACED, "an input of 3 axes"},
     TIMM: {"head", "stem='conv'", *PLACED, "an input of 3 axes"},
-    DINOV2: {"head", "stem='r50'", "stem='conv'", *PLACED, "pool", "size", "an input of 3 axes"},
+    DINOV2: {"distilled", "head", "stem='r50'", "stem='conv'", *PLACED, "pool", "size", "an input of 3 axes"},
     HF: {"head", "stem='r50'", "stem='conv'", *PLACED, "pool", "an input of 3 axes"},
 }
 

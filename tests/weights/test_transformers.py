@@ -61,8 +61,11 @@ def test_a_model_saved_by_transformers_answers_the_same(kind, version, tmp_path)
     x = picture(16, 24) if "dei" in kind or kind == "vit" else picture(24, 24)
     with torch.no_grad():
         out, expected = ours(x), theirs(x, output_hidden_states=True)
-    answer = expected.cls_logits if kind == "deit_taught" else expected.logits
-    assert_close(out.logits, answer)
+    assert_close(out.logits, expected.logits)
+    if kind == "deit_taught":
+        assert_close(out.both, torch.stack([expected.cls_logits, expected.distillation_logits], dim=1))
+        with torch.no_grad():
+            assert_close(ours(x, class_token_only=True).logits, expected.logits)
     last = theirs.base_model.layernorm(expected.hidden_states[-1])
     assert_close(out.tokens, last)
 
@@ -80,7 +83,7 @@ def test_dinov2_at_another_size_resamples_as_transformers_does(tmp_path):
         assert_close(asked(x).logits, theirs(x).logits)
 
 
-@pytest.mark.parametrize("kind", ["vit", "dinov2", "registers"])
+@pytest.mark.parametrize("kind", ["vit", "dinov2", "registers", "deit_taught"])
 def test_back_to_transformers_every_tensor_is_equal_and_nothing_is_missing(kind, tmp_path):
     theirs = reference(kind)
     theirs.save_pretrained(tmp_path / "hf")
@@ -100,7 +103,7 @@ def test_back_to_transformers_every_tensor_is_equal_and_nothing_is_missing(kind,
         "id2label",
     ):
         assert getattr(again.config, field) == getattr(theirs.config, field)
-    x = picture(16, 24) if kind == "vit" else picture(24, 24)
+    x = picture(16, 24) if kind in ("vit", "deit_taught") else picture(24, 24)
     with torch.no_grad():
         assert_close(again.eval()(x).logits, theirs(x).logits)
 

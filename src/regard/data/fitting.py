@@ -13,6 +13,7 @@ from regard.data.augment import to_float
 from regard.errors import DataError
 from regard.geometry import fitting_window
 
+LUMINANCE = (0.299, 0.587, 0.114)
 EDGE = 4  # pixels mirrored around a picture by the simple crop
 
 
@@ -23,7 +24,7 @@ def with_channels(pixels: Tensor, channels: int) -> Tensor:
     if len(pixels) == 1:
         return pixels.expand(channels, *pixels.shape[1:])
     if len(pixels) == 3 and channels == 1:
-        grey = (to_float(pixels) * torch.tensor([0.299, 0.587, 0.114]).reshape(3, *[1] * (pixels.ndim - 1))).sum(0)
+        grey = (to_float(pixels) * torch.tensor(LUMINANCE).reshape(3, *[1] * (pixels.ndim - 1))).sum(0)
         return _as(grey[None], pixels.dtype)
     raise DataError(f"an image has {len(pixels)} channels where {channels} are expected")
 

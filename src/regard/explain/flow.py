@@ -131,7 +131,7 @@ def reading_step(steps: list[AttentionStep], layer: int | None, stream: str) -> 
 def starting_shares(tape: Tape, where: TokenMap, flow: Flow, start: Start | None) -> dict[str, Tensor]:
     """By stream, the shares (batch, 1, tokens) of the last stage's tokens that attention is followed from.
 
-    Those of `start`, or of what the head reads: the class token, or all placed tokens.
+    Those of `start`, or of what the heads read: the class token (and the distillation token), or all placed tokens.
     """
     device, stream = tape.device, "tokens" if start is None else start.stream
     layers = [step for step in flow if isinstance(step, AttentionStep)]
@@ -147,7 +147,8 @@ def starting_shares(tape: Tape, where: TokenMap, flow: Flow, start: Start | None
             raise ConfigError(f"there is no token {start.token} among the {tokens} {stream}")
         shares[..., start.token] = 1.0
     elif where.prefix[:1] == ("class",):
-        shares[..., 0] = 1.0
+        read = 2 if "distillation" in where.prefix else 1
+        shares[..., :read] = 1 / read
     else:
         shares[..., len(where.prefix) :] = 1 / (tokens - len(where.prefix))
     return {stream: shares}

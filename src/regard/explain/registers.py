@@ -87,7 +87,8 @@ def with_test_time_registers(model: Network, neurons: Sequence[RegisterNeuron], 
         copy.registers = nn.Parameter(zeros if model.registers is None else torch.cat([model.registers, zeros]))
         if model.rope is not None:
             copy.rope = copy.rope_on(copy.positions.grid).to(model.rope)
-    spare = slice(int(model.class_token is not None) + old, int(model.class_token is not None) + old + count)
+    first = model.config.prefix + old
+    spare = slice(first, first + count)
     for layer in sorted({neuron.layer for neuron in neurons}):
         moved = [neuron.neuron for neuron in neurons if neuron.layer == layer]
         blocks(copy)[layer].mlp.act.register_forward_hook(_mover(moved, spare))
@@ -102,7 +103,7 @@ def _require_vit(model: Network) -> ViT:
 
 def _mover(neurons: list[int], spare: slice) -> Callable[..., Tensor]:
     def move(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
-        if hidden.shape[1] <= spare.stop:  # class_token_only: only the class token, which stays unchanged
+        if hidden.shape[1] <= spare.stop:  # class_token_only: what the head reads, which stays unchanged
             return hidden
         hidden = hidden.clone()
         hidden[:, spare, neurons] = hidden[:, spare.stop :, neurons].amax(1, keepdim=True)

@@ -10,11 +10,16 @@ from regard.nn.attention import Attention
 
 
 class Output(NamedTuple):
-    """logits (B, classes); features (B, width), the input of the head; tokens (B, N, width), before pooling."""
+    """logits (B, classes); features (B, width), the input of the head; tokens (B, N, width), before pooling.
+
+    Of a network with a distillation token, `both` (B, 2, classes) are the logits of the class token and of that one;
+    `logits` and `features` are the means of both tokens.
+    """
 
     logits: Tensor
     features: Tensor
     tokens: Tensor
+    both: Tensor | None = None
 
 
 class Network(nn.Module):

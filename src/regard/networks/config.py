@@ -81,6 +81,11 @@ class ImageConfig(NetworkConfig):
         """Name of the linear layer that computes the logits."""
         return "head"
 
+    @property
+    def last_layers(self) -> tuple[str, ...]:
+        """The same, and that of a second head where there is one."""
+        return (self.last_layer,)
+
     def with_linear_head(self) -> Self:
         """The same config with a head of one linear layer."""
         return self

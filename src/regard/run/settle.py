@@ -30,9 +30,10 @@ def check_settings(entry: Entry, settings: Mapping[str, Any]) -> RunConfig:
     if "model" in settings:
         registry.find(config.model.model)
         config.check_model(settings)
-    weights = settings.get("weights")
-    if weights and not Path(weights).expanduser().exists():
-        raise RunError("there are no such weights", where=weights, do="give --from a file of weights, or a run")
+    for name, flag in (("weights", "--from"), ("teacher", "--teacher")):
+        path = settings.get(name)
+        if path and not Path(path).expanduser().exists():
+            raise RunError("there are no such weights", where=path, do=f"give {flag} a file of weights, or a run")
     return config
 
 

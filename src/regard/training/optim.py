@@ -17,7 +17,7 @@ from regard.training.adapt import layer_numbers
 from regard.training.distributed import gather_like, local_shard, shard_like
 
 # Single vectors and tokens are not weight matrices: decaying them only moves the origin.
-_UNDECAYED = ("class_token", "registers", "positions")
+_UNDECAYED = ("class_token", "distillation_token", "registers", "positions")
 
 
 def make_optimizers(

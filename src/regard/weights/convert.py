@@ -101,7 +101,7 @@ def _write_folder(out: Path, written: Written, processor: dict[str, Any]) -> Non
     """A folder for from_pretrained: versions 4 and 5 of transformers both read version 4's names."""
     tensors, kind = written.tensors, written.settings["model_type"]
     if not written.complete:
-        tensors = {name if name.startswith("classifier") else f"{kind}.{name}": t for name, t in tensors.items()}
+        tensors = {name if "classifier" in name else f"{kind}.{name}": t for name, t in tensors.items()}
     save_tensors(tensors, out / "model.safetensors")
     for name, value in (("config.json", written.settings), ("preprocessor_config.json", processor)):
         write_text(out / name, to_json(value))

@@ -65,7 +65,7 @@ def as_table(state: Mapping[str, Tensor], config: ViTConfig, notes: list[str]) -
     """Positions of any kind as the learned table that others have."""
     if config.positions == "learned":
         return state["positions.table"]
-    grid, prefix = grid_of(config.size, config.patch), int(config.pool == "class")
+    grid, prefix = grid_of(config.size, config.patch), config.prefix
     positions = GridPositions(config.positions, grid, config.width, prefix)
     positions.load_state_dict({k.removeprefix("positions."): v for k, v in state.items() if k.startswith("positions.")})
     notes.append(f"{config.positions} positions are written as a table")
@@ -85,7 +85,7 @@ def inflate_vit(
             state[key] = inflate_kernel(state[key], 3, "centre")  # the mean would read the padding above and below
         notes.changed.append("convolutions of positions read the slice they are on")
     elif positions != "none":
-        table, first = as_table(state, config, notes.changed), int(config.pool == "class")
+        table, first = as_table(state, config, notes.changed), config.prefix
         for key in [key for key in state if key.startswith("positions.axes")]:
             del state[key]
         state["positions.table"] = torch.cat([table[:first], table[first:].repeat_interleave(slices, dim=0)])

@@ -258,8 +258,9 @@ def _adapt(
             notes.leave("the file's head", *(state[key] for key in old_head))
         state = {key: tensor for key, tensor in state.items() if key not in old_head}
         target = target.with_linear_head()
-        state["head.weight"] = torch.zeros(target.logits, target.features)
-        state["head.bias"] = torch.zeros(target.logits)
+        for layer in target.last_layers:
+            state[f"{layer}.weight"] = torch.zeros(target.logits, target.features)
+            state[f"{layer}.bias"] = torch.zeros(target.logits)
         names = tuple(map(str, range(target.classes)))
     FAMILIES[config.family].adapt(state, config, target, notes)
     return state, target, names

@@ -2,8 +2,7 @@
 
 A row says our name, theirs and how the shape differs. `{n}` is a number (`{n+1}` counts from one), and
 `[query|key|value]` names the parts that ours holds stacked. Beside the state dict's own names, ours are
-`head` for the last linear layer and `hidden` for the one before it where the head has two, and
-`distilled` for DeiT's second token.
+`head` for the last linear layer (of two heads, the labels') and `hidden` for the one before it where the head has two.
 """
 
 from __future__ import annotations

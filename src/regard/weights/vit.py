@@ -23,7 +23,7 @@ from regard.weights.names import Format
 from regard.weights.notes import Notes, mismatch
 from regard.weights.others import reasons
 from regard.weights.timm_config import POOLS, stored_arguments, stored_pool
-from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DINOV2, TIMM
+from regard.weights.vit_names import DINOV2, FORMATS, GOOGLE, HF, HF_DEIT, HF_DINOV2, TIMM
 
 # width, depth, heads, mlp of published sizes that are not built by name here. g, G: Zhai et al. (2022), Table 2.
 # SoViT-400m: Alabdulmohsin et al. (2023).
@@ -47,14 +47,7 @@ def read(
         raise RunError("its MLP is gated (SwiGLU); ours is not", where=opened.path)
     for key in spare:
         notes.leave(key, opened.tensors[key])
-    if "distilled" in state:  # the second token differs from a register only in having a position
-        others = state.get("registers", torch.empty(0, len(state["norm.weight"])))
-        state["registers"] = torch.cat([state.pop("distilled"), others])
-        notes.changed.append("DeiT's distillation token is a register here, its position added to it")
-        if any("dist" in key for key in spare):
-            notes.assumed.append(
-                "the class token alone answers; DeiT averages that with the distillation token's answer"
-            )
+    _read_distilled(state, format, notes)
     if format is TIMM:
         _read_pool(state, opened, notes)
     config = _infer(state, opened, format, name, fields, notes)
@@ -71,6 +64,19 @@ def _fill_biases(state: dict[str, Tensor], notes: Notes) -> None:
     if weights and not any(bias in state for bias in biases.values()):
         state.update({bias: torch.zeros(len(state[key])) for key, bias in biases.items() if state[key].ndim})
         notes.changed.append("biases of queries, keys and values are zeros: the file has none")
+
+
+def _read_distilled(state: dict[str, Tensor], format: Format, notes: Notes) -> None:
+    """DeiT's second token and its head. Without that head it is a register, but for its position."""
+    taught = [key for key in ("head.teacher.weight", "head.teacher.bias") if key in state]
+    if "distillation_token" in state and len(taught) == 2 and "head.weight" in state:
+        return
+    for key in taught:
+        notes.leave(format.called(key) or key, state.pop(key))
+    if "distillation_token" in state:
+        others = state.get("registers", torch.empty(0, len(state["norm.weight"])))
+        state["registers"] = torch.cat([state.pop("distillation_token"), others])
+        notes.changed.append("DeiT's distillation token is a register here, its position added to it: it has no head")
 
 
 def _read_pool(state: dict[str, Tensor], opened: Opened, notes: Notes) -> None:
@@ -98,9 +104,10 @@ def _needed(state: Mapping[str, Tensor]) -> list[str]:
 def _require_axes(state: Mapping[str, Tensor], format: Format, where: Path) -> None:
     """Check the tensors that give the sizes: number of axes, not empty, equal widths."""
     axes = {"norm.weight": 1, "patches.project.weight": 4, "patches.root.weight": 4, "blocks.0.mlp.up.weight": 2,
-            "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2, "distilled": 2}  # fmt: skip
+            "head.weight": 2, "positions.table": 2, "class_token": 2, "registers": 2,
+            "distillation_token": 2}  # fmt: skip
     odd = [key for key, count in axes.items() if key in state and (state[key].ndim != count or not state[key].numel())]
-    rows = [key for key in ("positions.table", "class_token", "registers", "distilled") if key in state]
+    rows = [key for key in ("positions.table", "class_token", "registers", "distillation_token") if key in state]
     odd = odd or [key for key in rows if state[key].shape[1] != len(state["norm.weight"])]
     if odd:
         raise mismatch([f"{format.called(key)}: {tuple(state[key].shape)} in the file" for key in odd], where)
@@ -119,7 +126,7 @@ def _infer(
     patch = (16 * kernel.shape[2], 16 * kernel.shape[3]) if hybrid else tuple(kernel.shape[2:])
     depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
     eps = settings.get("layer_norm_eps", format.eps)
-    if "layer_norm_eps" not in settings and format is HF:
+    if "layer_norm_eps" not in settings and format in (HF, HF_DEIT):
         notes.assumed.append(f"LayerNorm's eps is transformers' usual {format.eps:g}: no config.json beside it says")
     final = state.get("head.weight")
     return make(
@@ -135,6 +142,7 @@ def _infer(
             "mlp": len(state["blocks.0.mlp.up.weight"]),
             "pool": "class" if "class_token" in state or format.needs_class else "mean",
             "registers": len(state["registers"]) if "registers" in state else 0,
+            "distilled": "distillation_token" in state,
             "layer_scale": 1.0 if "blocks.0.scale1.scale" in state else None,
             "head": "mlp" if "hidden.weight" in state else "linear",
             "stem": "r50" if hybrid else "patch",
@@ -210,7 +218,8 @@ def _input_size(
 def _prefix_rows(state: Mapping[str, Tensor], format: Format, opened: Opened) -> list[int]:
     """Numbers of rows that the position table may have for tokens before the patches."""
     classed = int("class_token" in state)
-    counts = {"class": classed, "none": 0, "all": classed + len(state.get("registers", ()))}
+    others = len(state.get("registers", ())) + len(state.get("distillation_token", ()))
+    counts = {"class": classed, "none": 0, "all": classed + others}
     kinds = format.prefix
     if format is GOOGLE and any(name.endswith("posembed_input/pos_embedding") for name in opened.tensors):
         kinds = ("class",)  # only big_vision, which has another name for it, adds positions before the class token
@@ -218,9 +227,9 @@ def _prefix_rows(state: Mapping[str, Tensor], format: Format, opened: Opened) ->
 
 
 def _place_positions(state: dict[str, Tensor], config: ViTConfig) -> None:
-    """Position rows for the class token and each patch; rows for registers are added to the registers themselves."""
+    """Position rows for what the head reads and each patch; those for registers are added to the registers."""
     table, patches = state["positions.table"], math.prod(grid_of(config.size, config.patch))
-    classed, prefix = int(config.pool == "class"), len(table) - patches
+    classed, prefix = config.prefix, len(table) - patches
     if prefix > classed:
         state["registers"] = state["registers"] + table[classed:prefix]
     front = table[:classed] if prefix else torch.zeros(classed, config.width)
@@ -242,6 +251,9 @@ def _read_head(state: dict[str, Tensor], format: Format, notes: Notes) -> None:
             state[f"head.0.{kind}"] = state.pop(f"hidden.{kind}")
             if f"head.{kind}" in state:
                 state[f"head.2.{kind}"] = state.pop(f"head.{kind}")
+    if "distillation_token" in state:
+        for kind in ("weight", "bias"):
+            state[f"head.label.{kind}"] = state.pop(f"head.{kind}")
 
 
 def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes: Notes) -> None:
@@ -249,7 +261,7 @@ def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes:
     old, new = grid_of(config.size, config.patch), grid_of(target.size, target.patch)
     if old != new and config.patch == target.patch and config.positions in ("learned", "axial"):
         if config.positions == "learned":
-            table, first = state["positions.table"], int(config.pool == "class")
+            table, first = state["positions.table"], config.prefix
             state["positions.table"] = torch.cat([table[:first], resample_grid(table[first:], old, new)])
         else:
             for n, (a, b) in enumerate(zip(old, new, strict=True)):
@@ -276,7 +288,9 @@ def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
 
 
 def _choose(config: ViTConfig, to: str) -> Format:
-    """transformers has one model without registers and LayerScale and another with them."""
+    """transformers has one model without registers and LayerScale, another with them, and a DeiT with two heads."""
+    if to == "hf" and config.distilled:
+        return HF_DEIT
     if to == "hf":
         return HF_DINOV2 if config.registers or config.layer_scale is not None else HF
     return next(f for f in FORMATS if f.name == to)
@@ -296,6 +310,9 @@ def write_names(
         for kind in ("weight", "bias"):
             state[f"hidden.{kind}"] = state.pop(f"head.0.{kind}")
             state[f"head.{kind}"] = state.pop(f"head.2.{kind}")
+    if config.distilled:
+        for kind in ("weight", "bias"):
+            state[f"head.{kind}"] = state.pop(f"head.label.{kind}")
     extra: dict[str, Tensor] = {}
     if target is TIMM and config.registers:  # as timm's own models with registers: no positions for prefix tokens
         classed = int(config.pool == "class")
@@ -332,6 +349,7 @@ def _as_dinov2(state: dict[str, Tensor], config: ViTConfig, target: Format, note
 def _require_expressible(config: ViTConfig, target: Format) -> None:
     """The first field that the format cannot represent is named, with the formats that can."""
     wanted = {
+        "distilled": "distillation_token" if config.distilled else None,
         "registers": "registers" if config.registers else None,
         "layer_scale": "blocks.0.scale1.scale" if config.layer_scale is not None else None,
         "head": "hidden.weight" if config.head == "mlp" else None,
@@ -344,6 +362,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
         if key and target.name not in able:
             others = ", ".join(dict.fromkeys(able))
             raise _inexpressible(f"{field}={getattr(config, field)!r}", target, f"these can: {others}, regard")
+    if config.distilled and (config.registers or (target is HF_DEIT and config.layer_scale is not None)):
+        raise _inexpressible("distilled=True beside registers or LayerScale", target, "keep it as regard")
     if len(config.size) != 2:
         raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
     for field, own in {"norm": "post", "stem": "conv", "positions": "conditional", "rope": True}.items():
@@ -364,10 +384,13 @@ def _inexpressible(what: str, target: Format, do: str) -> ConfigError:
 
 def _settings(config: ViTConfig, target: Format) -> dict[str, Any]:
     """A ViT in the words of transformers' config.json."""
-    kind = "vit" if target is HF else "dinov2_with_registers" if config.registers else "dinov2"
-    architecture = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
+    kind, architecture = {HF: ("vit", "ViTForImageClassification"),
+                          HF_DEIT: ("deit", "DeiTForImageClassificationWithTeacher")}.get(
+        target, ("dinov2", "Dinov2ForImageClassification"))  # fmt: skip
+    if kind == "dinov2" and config.registers:
+        kind, architecture = "dinov2_with_registers", "Dinov2WithRegistersForImageClassification"
     settings: dict[str, Any] = {
-        "architectures": [f"{architecture}ForImageClassification"],
+        "architectures": [architecture],
         "model_type": kind,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -379,7 +402,7 @@ def _settings(config: ViTConfig, target: Format) -> dict[str, Any]:
         "attention_probs_dropout_prob": 0.0,
         "qkv_bias": True,
     }
-    if target is HF:
+    if target in (HF, HF_DEIT):
         settings["intermediate_size"] = config.mlp
     else:
         settings |= {"mlp_ratio": config.mlp // config.width, "use_swiglu_ffn": False}

@@ -61,11 +61,12 @@ TIMM = Format(
     (
         *_TIMM_STEM,
         Row("registers", "reg_token", ROWS),
-        Row("distilled", "dist_token", ROWS),
+        Row("distillation_token", "dist_token", ROWS),
         *_TIMM_BLOCKS,
         *both("norm", "norm"),
         *both("hidden", "pre_logits.fc"),
         *both("head", "head"),
+        *both("head.teacher", "head_dist"),
         Row("patches.root.weight", _RESNET + "stem.conv.weight"),
         *both("patches.root_norm", _RESNET + "stem.norm"),
         Row("patches.stages.{s}.{u}.conv{c}.weight", _UNIT + "conv{c}.weight"),
@@ -75,7 +76,7 @@ TIMM = Format(
     ),
     sign=("patch_embed.proj.weight", "blocks.0.attn.proj.weight", "pos_embed"),
     spellings=(*_WRAPPED, (r"\.gamma_([12])$", r".ls\1.gamma")),
-    spare=r"head_dist\..*|mask_token|decoder_.*|(dino|ibot)_head\..*|head\.(mlp|last_layer)\d?\..*",
+    spare=r"mask_token|decoder_.*|(dino|ibot)_head\..*|head\.(mlp|last_layer)\d?\..*",
     prefix=("all", "none"),
     needs_class=False,
 )
@@ -137,27 +138,37 @@ _HF_SPELLINGS = (
     (r"\.attention\.o_proj\.", ".attention.output.dense."),
 )
 
+_HF_BODY = (
+    *_HF_STEM,
+    Row("distillation_token", "embeddings.distillation_token", ROWS),
+    *both("blocks.{n}.norm1", "encoder.layer.{n}.layernorm_before"),
+    *_HF_ATTENTION,
+    *both("blocks.{n}.norm2", "encoder.layer.{n}.layernorm_after"),
+    *both("blocks.{n}.mlp.up", "encoder.layer.{n}.intermediate.dense"),
+    *both("blocks.{n}.mlp.down", "encoder.layer.{n}.output.dense"),
+    *both("norm", "layernorm"),
+)
+_HF_BODY_SPELLINGS = (
+    *_HF_SPELLINGS,
+    (r"\.mlp\.fc1\.", ".intermediate.dense."),
+    (r"\.mlp\.fc2\.", ".output.dense."),
+)
+
+HF_DEIT = Format(
+    "hf",
+    (*_HF_BODY, *both("head", "cls_classifier"), *both("head.teacher", "distillation_classifier")),
+    sign=("embeddings.distillation_token", "encoder.layer.0.layernorm_before.weight", "distillation_classifier.weight"),
+    spellings=_HF_BODY_SPELLINGS,
+    eps=1e-12,
+    prefix=("all",),
+)
+
 HF = Format(
     "hf",
-    (
-        *_HF_STEM,
-        Row("distilled", "embeddings.distillation_token", ROWS),
-        *both("blocks.{n}.norm1", "encoder.layer.{n}.layernorm_before"),
-        *_HF_ATTENTION,
-        *both("blocks.{n}.norm2", "encoder.layer.{n}.layernorm_after"),
-        *both("blocks.{n}.mlp.up", "encoder.layer.{n}.intermediate.dense"),
-        *both("blocks.{n}.mlp.down", "encoder.layer.{n}.output.dense"),
-        *both("norm", "layernorm"),
-        *both("head", "classifier"),
-    ),
+    (*_HF_BODY, *both("head", "classifier")),
     sign=("embeddings.cls_token", "encoder.layer.0.layernorm_before.weight"),
-    spellings=(
-        *_HF_SPELLINGS,
-        (r"^cls_classifier\.", "classifier."),
-        (r"\.mlp\.fc1\.", ".intermediate.dense."),
-        (r"\.mlp\.fc2\.", ".output.dense."),
-    ),
-    spare=r"pooler\..*|distillation_classifier\..*|embeddings\.mask_token|decoder\..*",
+    spellings=_HF_BODY_SPELLINGS,
+    spare=r"pooler\..*|embeddings\.mask_token|decoder\..*",
     eps=1e-12,
     statistics=HALF,
     prefix=("all",),
@@ -225,5 +236,5 @@ GOOGLE = Format(
     needs_class=False,
 )
 
-FORMATS = (GOOGLE, TORCHVISION, HF_DINOV2, HF, DINOV2, TIMM)
-"""In the order they are tried: DINOv2's names are timm's and one more."""
+FORMATS = (GOOGLE, TORCHVISION, HF_DINOV2, HF_DEIT, HF, DINOV2, TIMM)
+"""In the order they are tried: DINOv2's names are timm's and one more, those of a taught DeiT ViT's and more."""

@@ -73,7 +73,7 @@ class MaskedAutoencoder(Network):
                 do="change --mask, or give a smaller --patch: some must be seen and some hidden",
             )
         encoder.head = nn.Identity()  # no classes here; fine-tuning gives the encoder a new head
-        self.prefix = int(vit.pool == "class") + vit.registers
+        self.prefix = vit.prefix + vit.registers
         self.bridge = nn.Linear(vit.width, width)
         self.mask_token = nn.Parameter(torch.empty(width))
         self.positions = GridPositions("sinusoidal", self.grid, width, prefix=self.prefix)

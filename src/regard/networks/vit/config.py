@@ -67,6 +67,7 @@ class ViTConfig(ImageConfig):
         "learned", "Position embeddings; axial: a learned table per axis; conditional: a convolution in every block."
     )
     registers: int = shape(0, "Number of register tokens.")
+    distilled: bool = shape(False, "DeiT's distillation token, with a head of its own. Default: with --teacher.")
     head: Literal["linear", "mlp"] = shape("linear", "A linear head, or one with a hidden layer.")
     dropout: float = shape(0.0, "Dropout rate.")
     drop_path: float = shape(0.0, "Stochastic depth: rate of the last block.")
@@ -90,6 +91,9 @@ class ViTConfig(ImageConfig):
             )
         if self.registers < 0:
             raise ConfigError(f"registers={self.registers} is negative")
+        if self.distilled and (self.pool != "class" or self.head != "linear"):
+            what = f"a distillation token stands beside a class token, and both have linear heads: pool={self.pool!r}"
+            raise ConfigError(f"{what}, head={self.head!r}", do="leave --distilled out, or --pool and --head")
         require_shares(self, "dropout", "drop_path")
         if not 0 < self.eps < 1:
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
@@ -107,8 +111,19 @@ class ViTConfig(ImageConfig):
         return self.depth
 
     @property
+    def prefix(self) -> int:
+        """Number of tokens before registers and patches, which have positions: class and distillation token."""
+        return int(self.pool == "class") + int(self.distilled)
+
+    @property
     def last_layer(self) -> str:
-        return "head.2" if self.head == "mlp" else "head"
+        return self.last_layers[0]
+
+    @property
+    def last_layers(self) -> tuple[str, ...]:
+        if self.distilled:
+            return "head.label", "head.teacher"
+        return ("head.2",) if self.head == "mlp" else ("head",)
 
     def with_linear_head(self) -> Self:
         return replace(self, head="linear")

@@ -7,7 +7,8 @@ Departures from the paper:
 - Patches are padded where the size does not divide.
 - Positions may be axial, sinusoidal, absent, or a convolution in every block (Chu et al., 2021); queries and keys may
   be rotated by position (RoPE; Heo et al., 2024).
-- Register tokens (Darcet et al., 2024) may follow the class token, without a position.
+- A distillation token (DeiT; Touvron et al., 2021) may follow the class token, with a position and a head.
+- Register tokens (Darcet et al., 2024) may follow these, without a position.
 - Mean pooling (Zhai et al., 2022) does without a class token.
 - Convolutions (Xiao et al., 2021) may replace the patch projection, as may the paper's own ResNet (section 3.1,
   "Hybrid architecture").
@@ -41,6 +42,21 @@ from regard.nn import (
 STEMS = {"patch": PatchEmbed, "conv": ConvStem, "residual": ResidualStem, "r50": HybridStem}
 
 
+class DistilledHead(nn.Module):
+    """A linear layer for the class token, which learns the labels, and one for the distillation token: the teacher's.
+
+    Touvron et al., "Training data-efficient image transformers & distillation through attention" (2021), section 4.
+    """
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.label, self.teacher = nn.Linear(width, classes), nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, 2, classes) of the two tokens (B, 2, width)."""
+        return torch.stack([self.label(tokens[:, 0]), self.teacher(tokens[:, 1])], dim=1)
+
+
 class ViT(Network):
     """Patches in, class scores out.
 
@@ -60,12 +76,13 @@ class ViT(Network):
         if len(config.size) != len(config.patch) or len(config.size) not in (1, 2, 3):
             raise ConfigError(f"size {config.size} and patch {config.patch} must both have 1, 2 or 3 axes")
         self.config = config
-        width, classed = config.width, config.pool == "class"
+        width = config.width
         self.patches = STEMS[config.stem](config.patch, config.channels, width)
-        self.class_token = nn.Parameter(torch.empty(1, width)) if classed else None
+        self.class_token = nn.Parameter(torch.empty(1, width)) if config.pool == "class" else None
+        self.distillation_token = nn.Parameter(torch.empty(1, width)) if config.distilled else None
         self.registers = nn.Parameter(torch.empty(config.registers, width)) if config.registers else None
         grid = grid_of(config.size, config.patch)
-        self.positions = GridPositions(config.positions, grid, width, prefix=int(classed))
+        self.positions = GridPositions(config.positions, grid, width, config.prefix)
         self.register_buffer("rope", self.rope_on(grid) if config.rope else None, persistent=False)
         self.drop = nn.Dropout(config.dropout)
         shape = BlockConfig(
@@ -95,14 +112,15 @@ class ViT(Network):
         nn.init.zeros_(self.patches.project.bias)
         if self.class_token is not None:
             nn.init.zeros_(self.class_token)
-        if self.registers is not None:
-            nn.init.normal_(self.registers, std=0.02)
+        for tokens in (self.distillation_token, self.registers):
+            if tokens is not None:
+                nn.init.normal_(tokens, std=0.02)
 
     def _make_head(self, classes: int, kind: str) -> nn.Module:
         """Section 3.1: one hidden layer for pre-training, one linear layer for fine-tuning; starts at zero."""
-        final = nn.Linear(self.config.width, classes)
-        nn.init.zeros_(final.weight)
-        nn.init.zeros_(final.bias)
+        final = (DistilledHead if self.config.distilled else nn.Linear)(self.config.width, classes)
+        for parameter in final.parameters():
+            nn.init.zeros_(parameter)
         if kind == "linear":
             return final
         return nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh(), final)
@@ -115,8 +133,8 @@ class ViT(Network):
     def forward(self, x: Tensor, *, class_token_only: bool = False) -> Output:
         """x (B, channels, *size): any size, its positions resampled if it is not the configured one.
 
-        Tokens come normalised. `class_token_only` sends only the class token through the last block (all, while a tape
-        records), and `tokens` then holds that one alone.
+        Tokens come normalised. `class_token_only` sends only the class token (and the distillation token) through the
+        last block (all, while a tape records), and `tokens` then holds only that.
         """
         if x.ndim != 2 + len(self.config.patch) or x.shape[1] != self.config.channels:
             raise ConfigError(
@@ -129,9 +147,12 @@ class ViT(Network):
             rope = self.rope_on(grid, x.device)
         alone = class_token_only and self.class_token is not None and not recording()
         for number, block in enumerate(self.blocks, start=1):
-            only = 1 if alone and number == len(self.blocks) else None
+            only = self.config.prefix if alone and number == len(self.blocks) else None
             tokens = self.run_block(block, tokens, only=only, grid=grid, rope=rope)  # equations 2 and 3
         tokens = self.norm(tokens)
+        if self.distillation_token is not None:
+            both = self.head(tokens[:, :2])  # averaged as logits, as the authors' code does
+            return Output(both.mean(dim=1), tokens[:, :2].mean(dim=1), tokens, both)
         if self.class_token is not None:
             features = tokens[:, 0]  # equation 4
         else:
@@ -141,18 +162,18 @@ class ViT(Network):
     def embed(self, x: Tensor) -> Tensor:
         """Equation 1: z₀ = [x_class; x₁E; …; x_N E] + E_pos."""
         tokens = self.patches(x)
-        if self.class_token is not None:
-            tokens = torch.cat([self.class_token.expand(len(x), 1, -1), tokens], dim=1)
+        front = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        tokens = torch.cat([*(token.expand(len(x), 1, -1) for token in front), tokens], dim=1)
         tokens = self.positions(tokens, grid_of(tuple(x.shape[2:]), self.config.patch))
         if self.registers is not None:
-            first = int(self.class_token is not None)
+            first = self.config.prefix
             spare = self.registers.expand(len(x), -1, -1)
             tokens = torch.cat([tokens[:, :first], spare, tokens[:, first:]], dim=1)
         return self.drop(tokens)
 
     def rope_on(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor:
         """The table for `apply_rope` on this grid; prefix tokens are not rotated."""
-        prefix = int(self.config.pool == "class") + self.config.registers
+        prefix = self.config.prefix + self.config.registers
         return rope_table(grid, self.config.width // self.config.heads, prefix, device)
 
     def compiled(self) -> list[nn.Module]:
@@ -164,7 +185,7 @@ class ViT(Network):
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size
-        prefix = ("class",) * (self.class_token is not None)
+        prefix = ("class", "distillation")[: self.config.prefix]
         prefix += tuple(f"register {n}" for n in range(self.config.registers))
         return TokenMap(grid_of(size, self.config.patch), self.config.patch, size, prefix)
 

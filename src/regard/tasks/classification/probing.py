@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from regard import registry
 from regard.config import make
 from regard.console import Progress
 from regard.data import ImageDataset, Images, Loader
@@ -95,7 +96,9 @@ def probe(
         head = result.row("linear").head
         assert head is not None
         trained = open_weights(run, classes=len(classes), new_head=True, predicts="classes", **fields)[0]
-        held = {f"head.{name}": torch.from_numpy(value).float() for name, value in head._asdict().items()}
+        layers = registry.configure(trained.model, **trained.config).last_layers  # of two heads, the same for both
+        parts = {name: torch.from_numpy(value).float() for name, value in head._asdict().items()}
+        held = {f"{layer}.{name}": value.clone() for layer in layers for name, value in parts.items()}
         trained = replace(trained, classes=classes, task="classification", weights=trained.weights | held)
         write_run(made[keep], run, data, dataset, index, trained, how)
     return result

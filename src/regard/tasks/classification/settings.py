@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from regard.errors import ConfigError
 from regard.setting_groups import Augment, Group, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
@@ -31,6 +32,31 @@ class Options(Group):
 
 
 @dataclass(frozen=True)
+class Teaching(Group):
+    """DeiT's distillation (Touvron et al., 2021)."""
+
+    title: ClassVar[str] = "distillation"
+    teacher: str | None = setting(
+        None, "Learn from this trained classifier too: a run or weights file with the same classes.", common=True
+    )
+    distillation: Literal["hard", "soft"] | None = setting(
+        None, "What to learn from the teacher: its decision (hard, the default) or its probabilities (soft)."
+    )
+    teacher_weight: float | None = setting(
+        None, "Share of the teacher in the loss. Default: 0.5 hard, 0.1 soft, as in the paper.", above=0, below=1
+    )
+    temperature: float | None = setting(None, "soft: divides the logits of both. Default: 3.", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("distillation", "teacher_weight", "temperature"):
+            if self.teacher is None and getattr(self, name) is not None:
+                raise ConfigError(f"{name} is about a teacher, and there is none", do="give --teacher RUN")
+        if self.temperature is not None and self.distillation != "soft":
+            raise ConfigError("temperature is of soft distillation only", do="give --distillation soft")
+
+
+@dataclass(frozen=True)
 class Config(ImageRunConfig):
     """Everything that decides a run of classification."""
 
@@ -38,6 +64,7 @@ class Config(ImageRunConfig):
     transfer: Transfer = field(default_factory=Transfer)
     augment: Augment = field(default_factory=Augment)
     task: Options = field(default_factory=Options)
+    teaching: Teaching = field(default_factory=Teaching)
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,26 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard import registry
 from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
-from regard.errors import DataError
-from regard.task import Choice
+from regard.errors import DataError, RunError
+from regard.task import Choice, Job
 from regard.tasks.classification import folds
 from regard.tasks.classification.comparison import compare_classifiers
+from regard.tasks.classification.distillation import Distillation, Teacher, fingerprint, open_teacher
 from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.page import is_unbalanced, page
 from regard.tasks.classification.pixel_baseline import pixel_baselines
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
-from regard.tasks.classification.settings import EvalOptions
+from regard.tasks.classification.settings import RECIPES, EvalOptions
 from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask, read_images
 from regard.training import World
-from regard.weights import Run, open_weights
+from regard.weights import Run, find_run, open_weights
 
 
 class Task(ImageTask):
@@ -36,12 +38,20 @@ class Task(ImageTask):
     best: ClassVar[Any] = ("accuracy", "max")
     from_scratch, plain, finetune = "default", "plain", "finetune"
     plain_small: ClassVar[Mapping[str, Any]] = {**ImageTask.plain_small, "mixup": 0.2}
+    files: ClassVar[tuple[str, ...]] = (*ImageTask.files, "teacher.json")
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.teacher: Teacher | None = None
+        self.teacher_fingerprint = ""
 
     @classmethod
     def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
         if dataset.source.kind == "digits" and not start and asked.get("recipe") is None:
-            return Choice("digits")
-        return super().choose(dataset, start, asked, gpu)
+            choice = Choice("digits")
+        else:
+            choice = super().choose(dataset, start, asked, gpu)
+        return with_distillation_token(choice, start, asked)
 
     @classmethod
     def split(cls, dataset: ImageDataset, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:
@@ -62,12 +72,45 @@ class Task(ImageTask):
             raise DataError(error.what, where=error.where, do=do) from None
 
     @property
-    def objective(self) -> CrossEntropy:
+    def objective(self) -> CrossEntropy | Distillation:
         options, weights = self.config.task, None
         if options.class_weights == "balanced":
             counts = self._train_counts()
             weights = torch.tensor(counts.sum() / (len(counts) * counts), dtype=torch.float32, device=self.device)
-        return CrossEntropy(options.label_smoothing, options.loss, weights)
+        labels, teaching = CrossEntropy(options.label_smoothing, options.loss, weights), self.config.teaching
+        if self.teacher is None:
+            return labels
+        kind = teaching.distillation or "hard"
+        share = teaching.teacher_weight or {"hard": 0.5, "soft": 0.1}[kind]
+        return Distillation(labels, self.teacher, kind, share, teaching.temperature or 3.0)
+
+    def build(self, about: dict[str, Any] | None) -> Any:
+        network, path = super().build(about), self.config.teaching.teacher
+        if path is None:
+            return network
+        self.teacher = open_teacher(path, self.preparation, self.class_names(), self.device)
+        self.teacher_fingerprint = fingerprint(path)
+        if about and about.get("teacher") != self.teacher_fingerprint:
+            do = "put the weights back that the run was begun with, or train anew"
+            raise RunError("the teacher has changed since the run began", where=path, do=do)
+        return network
+
+    def about(self) -> dict[str, Any]:
+        return super().about() | ({"teacher": self.teacher_fingerprint} if self.teacher else {})
+
+    def write(self, run: Run, progress: Progress) -> None:
+        super().write(run, progress)
+        path = self.config.teaching.teacher
+        if self.teacher is None or path is None:
+            return
+        tested, folder = self.tests[0], find_run(path)
+        seen = self.dataset.seen(folder.seen_rows() if folder else []).intersection(self.job.part(tested))
+        if seen:
+            progress.say(f"warning: the teacher was trained or chosen on {len(seen)} of the images of {tested}")
+        run.write_json("teacher.json", {
+            "teacher": path, "sha256": self.teacher_fingerprint, "size": self.teacher.own.size,
+            "parameters": sum(p.numel() for p in self.teacher.parameters()), f"seen_in_{tested}": len(seen),
+        })  # fmt: skip
 
     def _train_counts(self) -> np.ndarray:
         """Training images per class."""
@@ -187,3 +230,14 @@ class Task(ImageTask):
     @classmethod
     def compare(cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: Any) -> Any:
         return compare_classifiers(first, second)
+
+
+def with_distillation_token(choice: Choice, start: Any, asked: Mapping[str, Any]) -> Choice:
+    """With a teacher, a ViT from scratch whose head reads the class token gets a distillation token, as in DeiT."""
+    if not asked.get("teacher") or start or asked.get("distilled") is not None:
+        return choice
+    settings = {**RECIPES[choice.recipe]().flat(), **choice.values, **{n: v for n, v in asked.items() if v is not None}}
+    named = {"pool": "class", "head": "linear"}
+    if registry.find(settings["model"]).family != "vit" or any(settings.get(n, v) != v for n, v in named.items()):
+        return choice
+    return choice._replace(values={**choice.values, "distilled": True})
