@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from regard import tasks
 from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, parse
+from regard.cli.studying import KINDS, run_image_study
 from regard.console import columns, interval, quoted
 from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
@@ -186,10 +187,14 @@ def run_resume(words: Sequence[str]) -> None:
 
 def run_study(words: Sequence[str]) -> None:
     """Compare over several runs: models by amount of data, positions, norms; or show why attention."""
+    if words and words[0] in KINDS:
+        return run_image_study(words)
     about = """Compare over several runs: models by amount of data, position embeddings, or the placement of norms.
 Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sinusoids. It takes no data."""
     more = """Any setting of `regard train` can be given too, such as --out, --steps, --recipe or --lr:
-`regard train DATA --help-all` shows them."""
+`regard train DATA --help-all` shows them.
+Experiments with inputs of their own (`regard study KIND --help`): resolution, invariance, receptive-field,
+batch-norm."""
     parser = Parser("study", about, more)
     parser.add_argument("kind", choices=("data-size", "positions", "norm", "attention"), help="What to compare.")
     parser.add_argument("data", nargs="?", default="", help="Data as for train; none for attention.")
@@ -211,7 +216,7 @@ Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sin
     from regard import study
 
     jobs, models = given.pop("jobs", 1), given.pop("models", None)
-    settings = given | {"sizes": _whole_numbers("sizes", given.get("sizes", "")), "seeds": given.get("seeds", 3)}
+    settings = given | {"sizes": whole_numbers("sizes", given.get("sizes", "")), "seeds": given.get("seeds", 3)}
     if kind == "data-size":
         if "model" in given:
             raise ConfigError("this study compares models", do="give --models instead of --model")
@@ -243,7 +248,7 @@ def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
     print(result.out / "study.md")
 
 
-def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
     """From words such as 250,500,1000."""
     words = [word for word in str(text).replace(" ", ",").split(",") if word]
     if not all(word.isdecimal() for word in words):

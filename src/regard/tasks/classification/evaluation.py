@@ -17,6 +17,7 @@ from regard.evaluation import run_over, whole_json
 from regard.metrics import Figure, Summary, summarise
 from regard.metrics.folds import calibration_line
 from regard.tasks.classification.loss import probabilities
+from regard.tasks.classification.robustness import Robustness
 
 FAR_BELOW = 0.05
 """How far the interval of the test accuracy may lie below the validation accuracy before that is said."""
@@ -34,13 +35,16 @@ class Evaluation:
     probs: np.ndarray
     whole: Evaluation | None = None
     """With the samples that the model has seen, where these are left out."""
+    robustness: Robustness | None = None
+    """Accuracy on corrupted images, where that was asked for."""
 
     def without(self, seen: set[int]) -> Evaluation:
         """The same without these samples of the dataset."""
         kept = np.flatnonzero(~np.isin(self.index, list(seen)))
         labels, probs = self.labels[kept], self.probs[kept]
         keys, summary = [self.keys[n] for n in kept], summarise(probs, labels, self.classes)
-        return Evaluation(summary, self.classes, keys, self.index[kept], labels, probs, self)
+        corrupted = self.robustness.of(kept) if self.robustness else None
+        return Evaluation(summary, self.classes, keys, self.index[kept], labels, probs, self, corrupted)
 
     @staticmethod
     def mean_of(each: Sequence[Evaluation]) -> Evaluation:
@@ -106,6 +110,8 @@ class Evaluation:
         if len(self.classes) <= 20:
             rows = [(name, *row) for name, row in zip(self.classes, self.summary.confusion, strict=True)]
             text += "\n\nconfusion (rows true, columns predicted)\n" + columns(("", *self.classes), rows)
+        if self.robustness:
+            text += "\n\n" + self.robustness.describe()
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -120,6 +126,7 @@ class Evaluation:
             "confusion": self.summary.confusion.tolist(),
             "reliability": self.summary.reliability.tolist(),
             **({"whole": whole_json(self.whole, len(self.keys))} if self.whole else {}),
+            **({"corruptions": self.robustness.to_json()} if self.robustness else {}),
         }
 
 

@@ -74,6 +74,10 @@ class EvalOptions(Group):
     mirror: bool = setting(
         False, "Mean over each image and its mirror image: often a little better, for twice the work."
     )
+    corruptions: bool = setting(
+        False,
+        "Also under noise, blur, occlusion, shift, contrast, brightness, pixelation and JPEG: 40 times the work.",
+    )
 
 
 @dataclass(frozen=True)

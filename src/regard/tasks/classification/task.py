@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ from torch import nn
 from regard import registry
 from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
-from regard.errors import DataError, RunError
+from regard.data.corruptions import CORRUPTIONS, SEVERITIES
+from regard.errors import ConfigError, DataError, RunError
 from regard.task import Choice, Job
 from regard.tasks.classification import folds
 from regard.tasks.classification.comparison import compare_classifiers
@@ -25,6 +27,7 @@ from regard.tasks.classification.page import is_unbalanced, page
 from regard.tasks.classification.pixel_baseline import pixel_baselines
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
+from regard.tasks.classification.robustness import robustness
 from regard.tasks.classification.settings import RECIPES, EvalOptions
 from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.image_options import LoadOptions
@@ -197,19 +200,22 @@ class Task(ImageTask):
     def evaluate_on(
         cls, predictor: Classifier, dataset: ImageDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> Evaluation:
-        prepared, mirror = predictor.preparation, options.mirror
-        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
-        with progress.bar("evaluating", len(loader)) as tick:
-            return evaluate(
-                predictor.model,
-                loader,
-                prepared,
-                dataset.source,
-                predictor.classes,
-                predictor.device,
-                tick,
-                mirror,
-            )
+        prepared, model, device = predictor.preparation, predictor.model, predictor.device
+        source, classes = dataset.source, predictor.classes
+
+        def loader() -> Loader:
+            return Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
+
+        if options.corruptions and options.mirror:
+            raise ConfigError("corruptions are measured without mirror images", do="leave --mirror out")
+        with progress.bar("evaluating", len(loader())) as tick:
+            result = evaluate(model, loader(), prepared, source, classes, device, tick, options.mirror)
+        if not options.corruptions:
+            return result
+        with progress.bar("corrupting", len(CORRUPTIONS) * len(SEVERITIES)) as tick:
+            right = result.probs.argmax(1) == result.labels
+            found = robustness(model, loader, prepared, source, result.labels, right, device, tick)
+        return replace(result, robustness=found)
 
     probe = staticmethod(probe)
 

@@ -1,0 +1,100 @@
+"""Studies of claims about image networks, against arithmetic by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.errors import RunError
+from regard.study.images import norm_study, receptive_field_study, resolution_study, shift_study
+from regard.study.images.norms import TokenBatchNorm, with_batch_norm
+from regard.study.images.receptive import receptive_fields
+from regard.study.images.shifts import answers_kept, shift_error
+
+
+def test_a_circular_convolution_commutes_with_shifts_and_a_vit_with_positions_does_not():
+    x = torch.rand(2, 3, 16, 16)
+    assert shift_error(regard.create("vit_nano", classes=2, size=16, positions="none").eval(), x, 1) < 1e-9
+    learned = shift_error(regard.create("vit_nano", classes=2, size=16).eval(), x, 1)
+    convolved = regard.create("resnet_nano", classes=2, size=16).eval()
+    for module in convolved.modules():
+        if isinstance(module, nn.Conv2d):
+            module.padding_mode = "circular"
+            module._reversed_padding_repeated_twice = [int(module.padding[0])] * 4  # pyright: ignore
+    assert shift_error(convolved, x, 1) < 1e-9
+    assert learned > 0.1
+
+
+def test_answers_of_a_bag_of_patches_stay_under_shifts_by_patches():
+    x, model = torch.rand(8, 3, 16, 16), regard.create("vit_nano", classes=5, size=16, positions="none").eval()
+    nn.init.normal_(model.head.weight)
+    assert answers_kept(model, x, 4) == 1.0
+
+
+def test_two_convolutions_of_3_by_3_see_3_by_3_and_5_by_5():
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)]
+    fields = receptive_fields(nn.Sequential(*layers), layers, torch.rand(2, 3, 16, 16), channels_last=False)
+    assert [field.reached for field in fields] == pytest.approx([9 / 256, 25 / 256])
+    assert fields[0].distance < fields[1].distance < 3
+
+
+def test_one_attention_layer_sees_everything_and_a_resnet_block_does_not(tmp_path):
+    finding = receptive_field_study(
+        ("vit_nano", "swin_nano", "resnet_nano"), size=64, images=2, out=tmp_path / "s", quiet=True
+    )
+    first = {row["network"]: row["reached"] for row in finding.rows if row["layer"] == 1}
+    assert first["vit_nano"] == 1.0
+    assert first["swin_nano"] < 1.0
+    assert first["resnet_nano"] < 0.1
+    assert (tmp_path / "s" / "study.png").stat().st_size > 5000
+    assert "all of it from block 1 on" in (tmp_path / "s" / "study.md").read_text()
+
+
+def test_batch_norm_of_tokens_by_hand():
+    x = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])  # four tokens of one channel: mean 4, variance 5
+    made = TokenBatchNorm(1, eps=1e-12)(x)
+    torch.testing.assert_close(made, (x - 4) / 5**0.5)
+    model = with_batch_norm(regard.create("vit_nano", classes=2, size=8, patch=4, depth=2))
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    assert sum(isinstance(module, TokenBatchNorm) for module in model.modules()) == 5
+
+
+def test_norms_by_batch_size_resume_and_say_what_was_found(tmp_path, monkeypatch):
+    given: dict[str, Any] = {"batches": (2, 8), "steps": 2, "seeds": 2, "out": tmp_path / "s", "quiet": True}
+    finding = norm_study(**given)
+    assert len(finding.rows) == 8
+    assert "Batch 2: LayerNorm" in finding.summary()[0]
+    monkeypatch.setattr("regard.study.images.norms._train", None)
+    assert norm_study(**given).rows == finding.rows
+
+
+def test_accuracy_over_test_size(run_folder, tmp_path):
+    finding = resolution_study(run_folder, "digits", (8, 12), epochs=1, out=tmp_path / "s", quiet=True)
+    own = regard.load(run_folder)
+    tested = regard.evaluate(run_folder, "digits", split="test", quiet=True)
+    assert own.preparation.size == (8, 8)  # pyright: ignore[reportAttributeAccessIssue]
+    assert finding.rows[0]["accuracy"] == pytest.approx(tested.figures["accuracy"].value)
+    assert finding.rows[1]["accuracy"] < finding.rows[0]["accuracy"]
+    assert finding.rows[1]["tuned"] > finding.rows[1]["accuracy"], "fine-tuning there helps"
+    assert (tmp_path / "s" / "study.svg").is_file()
+
+
+def test_shifts_of_a_run_and_what_is_refused(run_folder, tmp_path, cli):
+    finding = shift_study([run_folder], shifts=(1, 2), out=tmp_path / "s", quiet=True)
+    assert [row["shift"] for row in finding.rows] == [1, 2]
+    assert all(0 <= row["answers_kept"] <= 1 for row in finding.rows)
+    code, _, err = cli("study", "invariance")
+    assert code == 2
+    assert "takes RUN" in err
+    code, _, err = cli("study", "receptive-field", "--steps", "3")
+    assert code == 2
+    assert "has no --steps" in err
+    code, out, _ = cli(
+        "study", "receptive-field", "--models", "vit_nano", "--size", "32", "--out", str(tmp_path / "r"), "--quiet"
+    )
+    assert code == 0
+    assert "vit_nano: one place sees 100.0%" in out
+    with pytest.raises(RunError, match="holds no study"):
+        resolution_study(run_folder, "digits", (8,), out=tmp_path / "s", quiet=True)
