@@ -32,8 +32,8 @@ __all__ = [
     "resume", "save", "train",
 ]  # fmt: skip
 
-DEMOS = {"digits": "digits", "translate": "dates", "scenes": None}
-"""The data of each demo; that of scenes is made and written first."""
+DEMOS = {"digits": "digits", "translate": "dates", "scenes": None, "brain": None}
+"""The data of each demo; that of scenes and brain is made and written first."""
 SCENES = {"train": 3000, "val": 100, "test": 300, "size": 64}
 SCENE_RECIPES = ("scenes_boxes", "scenes_masks")
 """Its two stages."""
@@ -123,6 +123,10 @@ def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     """The whole way on embedded data: train, evaluate, explain, report."""
     if name not in DEMOS:
         raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, DEMOS))
+    if name == "brain":
+        from regard.run.brain_demo import demo_brain
+
+        return demo_brain(quiet=quiet, **settings)
     data = DEMOS[name]
     return _demo_scenes(quiet, **settings) if data is None else train(data, quiet=quiet, **settings)
 

@@ -18,6 +18,7 @@ from regard.cli import main
 from regard.errors import ConfigError, DataError
 from regard.explain.explanation import METHODS
 from regard.run import runner
+from regard.run.fold_masks import explain_folds
 from regard.setting_groups import VOLUMES_ONLY
 from regard.training import ALONE
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
@@ -203,6 +204,32 @@ def test_a_map_is_of_the_patient_and_not_of_the_order_of_the_file(run: Path, tmp
     assert locations[0].area == pytest.approx(4 * 6 * 6 / 12**3)  # of the foreground
     with pytest.raises(ConfigError, match="does not lie on the voxels"):
         model.explain(scan, mask=save(tmp_path / "small.nii", block[1:]), checks="none")
+
+
+def test_folds_are_explained_by_the_network_that_has_not_seen_the_subject(
+    cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = cohort.parent / "folded.csv"
+    lines = cohort.read_text().splitlines()
+    few.write_text("\n".join([lines[0], *lines[4:28]]))
+    made = regard.train(few, folds=2, epochs=1, explain=0, scans="t1", out=tmp_path / "folds", **NANO)
+    words = ["explain", made.path, few, "--method", "occlusion", "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+    main()
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["occlusion", "24"]
+    held = json.loads((made.path / "explain" / "masks.json").read_text())
+    rows = {row["name"]: row for row in held["subjects"]}
+    assert len(rows) == 24
+    for fold in (1, 2):
+        with (made.path / f"fold{fold}" / "splits.csv").open() as file:
+            tested = [row["name"] for row in csv.DictReader(file) if row["split"] == "test"]
+        model: Any = regard.load(made.path / f"fold{fold}", quiet=True)
+        (subject,) = [s for s in model.inputs([str(few)]) if s.key == tested[0]]
+        exact = model.explain(subject, "occlusion", checks="none").location
+        assert rows[tested[0]]["share"] == pytest.approx(exact.share, abs=1e-6)
+    assert "Maps against masks" in (made.path / "report.html").read_text()
+    with pytest.raises(ConfigError, match="no folder of folds"):
+        explain_folds(made.path / "fold1", few)
 
 
 def _load(path: Path) -> Any:

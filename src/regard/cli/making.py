@@ -28,7 +28,7 @@ class Demo:
     """The whole way on embedded data: train, evaluate, explain, report. No download."""
 
     name: Positional[str] = "digits"
-    """Which demo: digits, translate or scenes."""
+    """Which demo: digits, translate, scenes or brain."""
     out: str | None = None
     """Run folder to make."""
     epochs: int | None = None

@@ -143,6 +143,8 @@ def run_explain(words: Sequence[str]) -> None:
     given = parse(parser, words)
     run, inputs = given.pop("run"), given.pop("inputs")
     out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    if (Path(run).expanduser() / "folds.json").is_file():
+        return _explain_folds(run, inputs, given, quiet)
     _, loading, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.data.volumes import is_nifti
@@ -154,6 +156,18 @@ def run_explain(words: Sequence[str]) -> None:
     if not hasattr(predictor, "explain_inputs"):
         raise ConfigError("there is nothing to explain", where=run)
     predictor.explain_inputs(inputs, out, quiet=quiet, **options)
+
+
+def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> None:
+    """Maps of several folds against the masks of the table: each subject by the network that has not seen it."""
+    _, loading, options = _of_task(str(Path(folder).expanduser() / "fold1"), "ExplainOptions", given)
+    if len(inputs) != 1 or loading:
+        raise ConfigError("folds are explained on the table they were trained on", do="give that table alone")
+    from regard.explain.mask_scores import score_table
+    from regard.run.fold_masks import explain_folds
+
+    scores = explain_folds(folder, inputs[0], quiet=quiet, **options)
+    print(columns(*score_table(scores)), Path(folder) / "report.html", sep="\n")
 
 
 @dataclass

@@ -52,7 +52,7 @@ def explanations(run: Run) -> list[Section]:
         "is good); random maps score the same on both. And it is drawn again for the same network with random weights, "
         f"where it must be another. Over these images insertion exceeds deletion by {means}.{_complete(images)} "
         "The most telling images come first.</p>"
-        + _masks(run)
+        + masks_html(run)
         + volume_explorer(run, [maps[0] for maps in images])
         + attention_explorer(run, [maps[0] for maps in images])
         + "\n".join(pictures)
@@ -60,7 +60,7 @@ def explanations(run: Run) -> list[Section]:
     return [Section(TITLE, html)]
 
 
-def _masks(run: Run) -> str:
+def masks_html(run: Run) -> str:
     """How the maps lie on masks of the known cause, where the data has them."""
     if not (run.path / "explain" / "masks.json").is_file():
         return ""

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from regard.errors import RunError
+from regard.report.explanations import TITLE, masks_html
 from regard.report.page import card_text, duration, facts, page_html, reproducing, settings_html, table
 from regard.settings import RunConfig
 from regard.task import Page
@@ -19,7 +20,7 @@ def write_folds_report(folder: Run, task: Any, config: RunConfig, origins: dict[
     try:
         page: Page = task.pool_page(folder, data, summary)
         again = f"regard train {reproducing(where, config, origins)} --folds {summary['folds']}"
-        parts = _parts(page, where, config, origins, data, summary, again, first)
+        parts = _parts(page, where, config, origins, data, summary, again, folder)
         card = card_text(first, where, config, data, summary, page)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         what = f"the folder's files are damaged: {type(error).__name__}: {error}"
@@ -29,9 +30,10 @@ def write_folds_report(folder: Run, task: Any, config: RunConfig, origins: dict[
 
 
 def _parts(
-    page: Page, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, again: str, first: Run
-) -> list[str]:
-    environment = first.read_json("environment.json")
+    page: Page, where: str, config: RunConfig, origins: dict[str, Any], data: Any, summary: Any, again: str,
+    folder: Run,
+) -> list[str]:  # fmt: skip
+    environment = Run(folder.path / "fold1").read_json("environment.json")
     device = str(environment["accelerator"] or environment["device"])
     epochs = ", ".join(map(str, summary["best_epochs"]))
     return [
@@ -50,6 +52,7 @@ def _parts(
         "<h2>Folds</h2>",
         _fold_table(summary),
         *(f"<h2>{escape(section.title)}</h2>{section.html}" for section in page.sections if section.html),
+        f"<h2>{TITLE}</h2>{masks}" if (masks := masks_html(folder)) else "",
         "<h2>Data</h2>",
         f"<p>{escape(where)}: {escape(str(data['recognised_by']))}. {escape(str(data['splits']))}. Each fold’s network "
         "was trained on the other folds, but for a part of them that chose its weights and thresholds. All that is "

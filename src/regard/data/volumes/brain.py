@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +70,7 @@ class Lesion(NamedTuple):
     event: bool
 
 
+@lru_cache(1)
 def read_template(spacing: float = SPACING) -> Template:
     """The MNI152 template (ICBM 2009a, symmetric), cut to the brain and made coarser."""
     require_medical("nibabel")

@@ -1,0 +1,55 @@
+"""Maps of all folds against the masks: every subject is explained by the network that has not seen it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from regard.console import Progress
+from regard.errors import ConfigError, DataError
+from regard.explain import DEFAULT, Explanation
+from regard.explain.mask_scores import MaskScore, mask_rows, score_masks
+from regard.run.folds import is_folds, report_folds
+from regard.run.using import load
+from regard.weights import Run
+
+
+def explain_folds(
+    folder: str | Path, data: str | Path, *, method: str = DEFAULT, most: int | None = None, device: str = "auto",
+    quiet: bool = False, **options: Any,
+) -> list[MaskScore]:  # fmt: skip
+    """Explain the tested subjects of each fold (`most` of them per fold) that have a mask, and score the maps.
+
+    `data` is the table that the folds were trained on. Writes explain/masks.json into the folder and its report.
+    Other options are those of the method, and `checks="all"`, which takes most of the time.
+    """
+    if not is_folds(folder):
+        raise ConfigError("this is no folder of folds", where=folder, do="train with --folds, or explain a run")
+    place, progress = Run(Path(folder).expanduser()), Progress(quiet)
+    made = list[Explanation]()
+    for fold in sorted(place.path.glob("fold*/summary.json")):
+        made += _explain_fold(Run(fold.parent), data, method, most, device, progress, options)
+    rows, scores = mask_rows(made), score_masks(made)
+    if not rows:
+        raise DataError("no tested subject has a mask that marks anything", where=data, do="add a mask column")
+    held = {"scores": [s.to_json() for s in scores], "subjects": [row._asdict() for row in rows]}
+    (place.path / "explain").mkdir(exist_ok=True)
+    place.write_json("explain/masks.json", held)
+    report_folds(place)
+    return scores
+
+
+def _explain_fold(
+    run: Run, data: str | Path, method: str, most: int | None, device: str, progress: Progress, options: dict[str, Any]
+) -> list[Explanation]:
+    predictor: Any = load(run.path, device, Progress(True))
+    tested = {row["name"] for row in run.split_rows() if row["split"] == "test"}
+    subjects = [s for s in predictor.inputs([str(data)]) if s.key in tested and any(path for _, path in s.masks)]
+    subjects, made = subjects[:most], []
+    with progress.bar(f"explaining {run.path.name}", len(subjects)) as tick:
+        for number, subject in enumerate(subjects, start=1):
+            explanation = predictor.explain(subject, method, **({"checks": "none"} | options))
+            if explanation.location is not None:
+                made.append(explanation)
+            tick(number)
+    return made
