@@ -73,7 +73,7 @@ def clinical(data: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str, t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=9)

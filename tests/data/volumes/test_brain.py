@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,9 +77,9 @@ def test_written_files_are_read_as_anyones(tmp_path: Path) -> None:
         assert scan.orientation == "RAS"
         assert scan.spacing == pytest.approx((6.0, 6.0, 6.0))
         assert np.array_equal(scan.affine, mask.affine)
-    dataset = regard.check(table, cache_folder=str(tmp_path / "cache"), quiet=True)
+    dataset: Any = regard.check(table, cache_folder=str(tmp_path / "cache"), quiet=True)
     assert "masks from mask" in dataset.source.why
-    assert dataset.source.survey.plan.scans == ("t1", "flair")  # pyright: ignore
+    assert dataset.source.survey.plan.scans == ("t1", "flair")
     again = brain.write_brains(tmp_path / "again", 2, spacing=6.0)
     other = brain.write_brains(tmp_path / "other", 1, spacing=6.0, seed=1)
     first = [read_scan(path.parent / rows[0]["t1"]).array for path in (table, again, other)]
