@@ -27,7 +27,7 @@ def test_the_brain_demo_finds_the_lesions(tmp_path, capsys):
     """Smaller than the demo itself: fewer subjects and folds."""
     made = regard.demo("brain", subjects=100, folds=2, out=tmp_path / "brain", quiet=True)
     area = made.read_json("summary.json")["figures"]["auroc"]
-    c_index = json.loads((tmp_path / "brain" / "survival" / "summary.json").read_text())["figures"]["c_index"]
+    c_index = json.loads((tmp_path / "brain" / "prognosis" / "summary.json").read_text())["figures"]["c_index"]
     assert area["value"] > 0.65
     assert area["low"] > 0.5
     assert c_index["value"] > 0.5

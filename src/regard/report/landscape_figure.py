@@ -43,7 +43,7 @@ def draw_landscape(steps: np.ndarray, losses: np.ndarray, title: str, path: Path
     dress(left, "first direction", "second direction", ink="black")
     left.grid(visible=False)
     left.set_aspect("equal")
-    left.set_title(title, fontsize=10, loc="left")
+    left.set_title(title, fontsize=10, loc="left", pad=10)
     bar = figure.colorbar(painted, ax=left, shrink=0.85)
     bar.set_label("loss, logarithmic" if log else "loss")
     heights = np.log10(losses) if log else losses
@@ -54,6 +54,7 @@ def draw_landscape(steps: np.ndarray, losses: np.ndarray, title: str, path: Path
     right.set_zlabel("log10 of the loss" if log else "loss", fontsize=8)
     right.tick_params(labelsize=7)
     right.view_init(elev=32, azim=-58)
+    right.set_box_aspect(None, zoom=0.85)  # room for the names of the axes
     return _save(figure, path)
 
 

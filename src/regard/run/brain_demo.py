@@ -23,7 +23,7 @@ FOLDS = 5
 SETTINGS: dict[str, Any] = {"model": "vit3d_nano", "spacing": 5.0, "size": (32, 40, 32), "explain": 2}
 """Voxels of 5 mm: 80 tokens, which two cores train in minutes."""
 STATUS: dict[str, Any] = {"label_column": "label", "label_smoothing": 0.0, "epochs": 30}
-SURVIVAL: dict[str, Any] = {"time": "days", "event": "died", "epochs": 30}
+PROGNOSIS: dict[str, Any] = {"time": "days", "event": "died", "epochs": 30}
 EXPLAINED = 20
 """Tested subjects per fold whose maps are scored against their lesions."""
 
@@ -32,7 +32,7 @@ def demo_brain(
     *, out: str | Path | None = None, seed: int = 0, epochs: int | None = None, subjects: int = SUBJECTS,
     folds: int = FOLDS, jobs: int = 1, quiet: bool = False, command: str | None = None, **settings: Any,
 ) -> Run:  # fmt: skip
-    """A folder with the data and two cross-validations, status and survival; the first is returned. It resumes."""
+    """A folder with the data and two cross-validations, status and prognosis; the first is returned. It resumes."""
     progress, folder = Progress(quiet), Path(out or free_folder("runs/brain")).expanduser()
     table = folder / "data" / "subjects.csv"
     if not table.is_file():
@@ -40,7 +40,7 @@ def demo_brain(
             write_brains(folder / "data", subjects, seed=seed, tick=tick)
     length = {} if epochs is None else {"epochs": epochs}
     made = {}
-    for name, own in (("status", STATUS), ("survival", SURVIVAL)):
+    for name, own in (("status", STATUS), ("prognosis", PROGNOSIS)):
         progress.say(f"{name}: {folds} folds")
         asked = SETTINGS | own | length | settings | {"seed": seed, "out": str(folder / name)}
         made[name] = cross_validate(table, asked, folds, jobs=jobs, quiet=quiet, command=command)
@@ -56,7 +56,7 @@ def _figures(summaries: Mapping[str, Any], table: Path) -> str:
         rows = list(csv.DictReader(file))
     time, event, risk = (np.array([float(row[name]) for row in rows]) for name in ("days", "died", "true_risk"))
     best = Concordance(time, event > 0).of(risk)
-    area, c_index = summaries["status"]["figures"]["auroc"], summaries["survival"]["figures"]["c_index"]
+    area, c_index = summaries["status"]["figures"]["auroc"], summaries["prognosis"]["figures"]["c_index"]
     return columns(("figure", "value", "95 % interval", "n", "of the truth"), [
         (f"AUC, {LABELS[0]}", f"{area['value']:.3f}", interval(area, ".3f"), area["n"], "1.000"),
         ("C-index", f"{c_index['value']:.3f}", interval(c_index, ".3f"), c_index["n"], f"{best:.3f}"),

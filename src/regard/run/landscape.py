@@ -95,7 +95,7 @@ def landscape(
         ",".join(map(repr, [*place, known[place]])) for place in _raster(steps, directions)
     ]
     write_text(folder.path / "landscape.csv", "\n".join(rows) + "\n")
-    title = f"{opened.path.name}: loss on {count} samples of {split}; + is trained, {surface.centre:.4g}"
+    title = f"{opened.path.name}: loss on {count} samples of {split}; {surface.centre:.4g} at the trained weights"
     draw_landscape(steps, losses, title, folder.path / "landscape")
     return surface
 
