@@ -142,7 +142,8 @@ def _demo_scenes(quiet: bool, out: str | Path | None = None, seed: int = 0, **se
     run, weights = None, None
     for recipe in SCENE_RECIPES:
         place = folder / recipe.removeprefix("scenes_")
-        run = train(data, quiet=quiet, recipe=recipe, weights=weights, out=place, seed=seed, **settings)
+        # Not by the recipe: data is read before a recipe's settings are known.
+        run = train(data, quiet=quiet, recipe=recipe, stuff=True, weights=weights, out=place, seed=seed, **settings)
         weights = str(run.path)
     assert run is not None
     return run

@@ -168,3 +168,13 @@ def test_instances_have_masks_without_a_map(scenes, tmp_path):
 )
 def test_the_model_says_which_task_is_meant(scenes, asked, task):
     assert tasks.choose(scenes, asked)[0].name == task
+
+
+def test_the_demo_trains_boxes_of_things_and_stuff_and_then_their_masks(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.api.SCENES", {"train": 4, "val": 2, "test": 2, "size": 64})
+    run = regard.demo("scenes", out=tmp_path / "demo", epochs=1, explain=0, workers=0, device="cpu", quiet=True)
+    boxes = open_weights(tmp_path / "demo" / "boxes")[0]
+    assert len(boxes.classes) == 13
+    assert boxes.config["queries"] == 20  # the recipe's
+    assert open_weights(run.path)[0].classes == boxes.classes
+    assert "pq" in run.read_json("summary.json")["figures"]

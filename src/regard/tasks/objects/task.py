@@ -65,8 +65,10 @@ class ObjectTask(ImageTask):
             values: dict[str, Any] = {"epochs": choose_finetune_epochs(known)} if recipe == cls.finetune else {}
             length = f", {counted(values['epochs'], 'epochs')}" if values and "epochs" not in asked else ""
             return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
-        if recipe != cls.from_scratch:
+        if recipe == cls.plain:
             return Choice(recipe, {"queries": queries_for(dataset, least=100)})
+        if recipe != cls.from_scratch:
+            return Choice(recipe)
         side = 32 * max(1, round(min(LONGEST[gpu], max(max(size) for size in dataset.sizes)) / 32))
         values = {"epochs": choose_epochs(known), "queries": queries_for(dataset), "size": (side, side)}
         if "fused_stages" not in asked:

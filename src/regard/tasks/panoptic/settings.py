@@ -123,7 +123,7 @@ def scenes_masks() -> Config:
     """
     return Config.of(
         model="detr_nano_panoptic", epochs=4, batch_size=16, lr=2e-3, weight_decay=1e-4, clip=1.0, freeze_boxes=True,
-        flip=False, scale_low=0.8, scale_high=1.25, crop_share=0.0,
+        flip=False, scale_low=0.8, scale_high=1.25, crop_share=0.0, explain=4,
     )  # fmt: skip
 
 
