@@ -68,6 +68,7 @@ def test_a_run_folder_says_what_was_done(finished):
     assert "regard.pretrain(" in (finished.path / "command.txt").read_text()
 
 
+@pytest.mark.whole_runs
 def test_a_report_is_drawn_anew_from_the_files(finished):
     before = (finished.path / "report.html").read_bytes()
     regard.api.report(finished)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from regard import registry
@@ -41,19 +42,21 @@ from regard.nn.lora import merged
 from regard.setting_groups import VOLUMES_ONLY, ImageData
 from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
+from regard.tasks.image_options import LoadOptions
+from regard.tasks.image_predictor import PicturePredictor
 from regard.tasks.small_data import (
     SMALL_SIDE,
-    Facts,
     choose_epochs,
     choose_finetune_epochs,
-    choose_finetune_size,
     choose_model,
     choose_regularisation,
     choose_shape,
     choose_size,
+    facts,
+    fitting_size,
 )
 from regard.training import ALONE, World, adapt, largest_batch
-from regard.weights import Checkpoint, Run, Start, find_run, open_start
+from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
 
 FEW_WEIGHTS_LR = 1e-3
 """Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
@@ -100,25 +103,6 @@ def tell_plan(dataset: ImageDataset, progress: Progress) -> None:
         progress.say(f"volumes: {line}")
 
 
-def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
-    """What the defaults depend on; a size that is asked for counts, not that of the files."""
-    splits = dataset.given_splits()
-    cut = 1 - 2 * (asked.get("holdout") or ImageData().holdout)  # for val and test, where the data names no splits
-    images = min(splits.count("train") or round(cut * len(splits)), asked.get("images") or len(splits))
-    size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
-    given = asked.get("size")
-    if given:
-        size = (given,) * len(size) if isinstance(given, int) else tuple(given)
-    return Facts(images, size, gpu, resized=bool(given))
-
-
-def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, ...] | None:
-    """The input size for trained weights of this config, where their own does not suit the images."""
-    if not held.get("patch") or not dataset.sizes:
-        return None
-    return choose_finetune_size(tuple(held["size"]), tuple(held["patch"]), dataset.sizes.most_common(1)[0][0])
-
-
 def default_workers() -> int:
     """Loader processes: one fewer than cores, up to 16."""
     # Where processes are spawned, a plain script without a __main__ guard would run itself again in each.
@@ -149,6 +133,8 @@ class ImageTask(Task):
     """What it has for small pictures."""
     finetune: ClassVar[str] = ""
     """The recipe for trained weights."""
+    predictor_type: ClassVar[type[PicturePredictor]]
+    """What `regard.load` gives for its runs."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -442,6 +428,17 @@ class ImageTask(Task):
         """Of volumes: the fingerprint of the data and what was chosen from it."""
         survey = self.dataset.source.survey
         return survey.rows() if survey else []
+
+    def trained(self, run: Run) -> Any:
+        return self.predictor_type(open_weights(run.path)[0], self.device)
+
+    @classmethod
+    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Any:
+        return cls.predictor_type.open(path, device, progress, options)
+
+    @classmethod
+    def without(cls, result: Any, seen: set[int]) -> Any:
+        return result.without(seen)
 
     @property
     def input_words(self) -> str:

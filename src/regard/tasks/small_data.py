@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard import registry
+from regard.setting_groups import ImageData
+
+if TYPE_CHECKING:
+    from regard.data import ImageDataset
 
 SMALL_SIDE = 64
 """Pixels up to which pictures are small."""
@@ -37,6 +41,25 @@ class Facts:
     def describe(self) -> str:
         size = f"{'at' if self.resized else 'of'} {' × '.join(map(str, self.size))}"
         return f"{self.images:,} training images {size} on a {'GPU' if self.gpu else 'CPU'}"
+
+
+def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
+    """What the defaults depend on; a size that is asked for counts, not that of the files."""
+    splits = dataset.given_splits()
+    cut = 1 - 2 * (asked.get("holdout") or ImageData().holdout)  # for val and test, where the data names no splits
+    images = min(splits.count("train") or round(cut * len(splits)), asked.get("images") or len(splits))
+    size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
+    given = asked.get("size")
+    if given:
+        size = (given,) * len(size) if isinstance(given, int) else tuple(given)
+    return Facts(images, size, gpu, resized=bool(given))
+
+
+def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, ...] | None:
+    """The input size for trained weights of this config, where their own does not suit the images."""
+    if not held.get("patch") or not dataset.sizes:
+        return None
+    return choose_finetune_size(tuple(held["size"]), tuple(held["patch"]), dataset.sizes.most_common(1)[0][0])
 
 
 def choose_model(facts: Facts) -> str:

@@ -24,7 +24,8 @@ from regard.settings import ImageRunConfig, Origin
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.settings import Config
-from regard.tasks.images import fitting_size, read_images
+from regard.tasks.images import read_images
+from regard.tasks.small_data import fitting_size
 from regard.weights import Checkpoint, Run, find_run, open_weights, save_checkpoint, seen_samples, write_text
 
 

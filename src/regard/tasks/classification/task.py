@@ -30,14 +30,14 @@ from regard.tasks.classification.probing import probe
 from regard.tasks.classification.robustness import robustness
 from regard.tasks.classification.settings import RECIPES, EvalOptions
 from regard.tasks.image_examples import choose_examples, explain_images
-from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask, read_images
 from regard.training import World
-from regard.weights import Run, find_run, open_weights
+from regard.weights import Run, find_run
 
 
 class Task(ImageTask):
     name: ClassVar[str] = "classification"
+    predictor_type = Classifier
     best: ClassVar[Any] = ("accuracy", "max")
     from_scratch, plain, finetune = "default", "plain", "finetune"
     plain_small: ClassVar[Mapping[str, Any]] = {**ImageTask.plain_small, "mixup": 0.2}
@@ -160,9 +160,6 @@ class Task(ImageTask):
     def validate(self, model: nn.Module, loader: Loader, tick: Any, world: World) -> dict[str, float]:
         return quick_figures(model, loader, self.preparation, self.device, tick, world.sums)
 
-    def trained(self, run: Run) -> Classifier:
-        return Classifier(open_weights(run.path)[0], self.device)
-
     def evaluate(self, trained: Classifier, part: str, tick: Any) -> Evaluation:
         source, loader = self.dataset.source, self.loader(part)
         return evaluate(trained.model, loader, self.preparation, source, self.class_names(), self.device, tick)
@@ -178,10 +175,6 @@ class Task(ImageTask):
     pools: ClassVar[bool] = True
     pool = staticmethod(folds.pool)
     pool_page = staticmethod(folds.page)
-
-    @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Classifier:
-        return Classifier.open(path, device, progress, options)
 
     @classmethod
     def open_for(cls, predictor: Classifier, data: str | Path, config: Any, progress: Progress) -> ImageDataset:
@@ -226,10 +219,6 @@ class Task(ImageTask):
     @classmethod
     def recalibration(cls, result: Evaluation) -> dict[str, Any]:
         return result.recalibration()
-
-    @classmethod
-    def without(cls, result: Evaluation, seen: set[int]) -> Evaluation:
-        return result.without(seen)
 
     doubts = staticmethod(doubts)
 

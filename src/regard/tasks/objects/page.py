@@ -43,9 +43,9 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     on = f"on {main['n']:,} {summary['split']} images"
     return Page(
         title=f"{config.model.model} on {data['name']}",
-        headline=f'<p class="big">{_value(half["value"])} AP50, {_value(main["value"])} AP <span>{escape(on)}; '
-        f"95 % interval of AP {_value(main['low'])} to {_value(main['high'])}</span></p>",
-        headline_text=f"{_value(half['value'])} AP50 and {_value(main['value'])} AP {on}",
+        headline=f'<p class="big">{shown(half["value"])} AP50, {shown(main["value"])} AP <span>{escape(on)}; '
+        f"95 % interval of AP {shown(main['low'])} to {shown(main['high'])}</span></p>",
+        headline_text=f"{shown(half['value'])} AP50 and {shown(main['value'])} AP {on}",
         figures=[_row(name, figure) for name, figure in summary["figures"].items()],
         chosen_by="AP",
         warnings=[
@@ -100,22 +100,27 @@ def _confusion_words(summary: dict[str, Any]) -> str:
 
 
 def _images(run: Run) -> list[Section]:
-    if not (run.path / DRAWN).is_file():
+    words = "<p>The images with the most errors. True boxes are blue and dashed, predicted ones orange.</p>"
+    return image_cards(run, DRAWN, "boxes", "Worst images", words, "with true and predicted boxes")
+
+
+def image_cards(run: Run, listed: str, files: str, title: str, words: str, shows: str) -> list[Section]:
+    """The drawn images whose names the file `listed` holds, if it is there: explain/FILES-01.png and so on."""
+    if not (run.path / listed).is_file():
         return []
     cards = []
-    for number, name in enumerate(run.read_json(DRAWN, list), start=1):
-        png = base64.b64encode((run.path / "explain" / f"boxes-{number:02d}.png").read_bytes()).decode()
+    for number, name in enumerate(run.read_json(listed, list), start=1):
+        png = base64.b64encode((run.path / "explain" / f"{files}-{number:02d}.png").read_bytes()).decode()
         cards.append(
             f'<figure class="card"><figcaption>{escape(str(name))}</figcaption>'
-            f'<img alt="{escape(str(name))} with true and predicted boxes" src="data:image/png;base64,{png}"></figure>'
+            f'<img alt="{escape(str(name))} {shows}" src="data:image/png;base64,{png}"></figure>'
         )
-    words = "<p>The images with the most errors. True boxes are blue and dashed, predicted ones orange.</p>"
-    return [Section("Worst images", words + "\n".join(cards))]
+    return [Section(title, words + "\n".join(cards))]
 
 
 def _classes(summary: dict[str, Any]) -> str:
     rows = [
-        (name, f"{row['ap']['n']:,}", *(_interval(row[measure]) for measure in ("ap", "ap50", "ar")))
+        (name, f"{row['ap']['n']:,}", *(shown_interval(row[measure]) for measure in ("ap", "ap50", "ar")))
         for name, row in summary["per_class"].items()
     ]
     return table(("class", "objects", "AP", "AP50", "AR"), rows)
@@ -126,14 +131,14 @@ def _row(name: str, figure: dict[str, Any]) -> tuple[str, str, str, str]:
     label, meaning = NAMES[measure]
     if size:
         label, meaning = f"{label}, {size}", NAMES[size][1]
-    return label, _value(figure["value"]), f"{_value(figure['low'])} to {_value(figure['high'])}", meaning
+    return label, shown(figure["value"]), f"{shown(figure['low'])} to {shown(figure['high'])}", meaning
 
 
-def _value(value: float | None) -> str:
+def shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _interval(figure: dict[str, Any]) -> str:
+def shown_interval(figure: dict[str, Any]) -> str:
     if figure["value"] is None:
         return "–"
-    return f"{_value(figure['value'])} ({_value(figure['low'])} to {_value(figure['high'])})"
+    return f"{shown(figure['value'])} ({shown(figure['low'])} to {shown(figure['high'])})"

@@ -26,11 +26,12 @@ from regard.data.objects import (
     read_objects,
     target_slots,
 )
-from regard.errors import ConfigError, counted
+from regard.errors import ConfigError, counted, did_you_mean
 from regard.geometry import Frame
 from regard.networks.base import Network
-from regard.task import Choice
+from regard.task import Choice, Tick
 from regard.tasks.images import ImageTask, default_workers, facts
+from regard.tasks.objects.diagnostics import diagnose
 from regard.tasks.objects.loss import SetLoss
 from regard.tasks.small_data import choose_epochs, choose_finetune_epochs
 from regard.training import ALONE, World
@@ -173,6 +174,37 @@ class ObjectTask(ImageTask):
         for line in self.cautions():
             progress.say(f"warning: {line}")
         self.write_transfer(run, progress)
+
+    def evaluate(self, trained: Any, part: str, tick: Tick) -> Any:
+        return self.measure(trained, self.dataset, self.loader(part), tick)
+
+    def extra_summary(self, result: Any) -> dict[str, Any]:
+        return {"cautions": self.cautions()}
+
+    doubts = staticmethod(diagnose)
+
+    @classmethod
+    def open_for(cls, predictor: Any, data: str | Path, config: Any, progress: Progress) -> ObjectDataset:
+        dataset = cls.open(data, config, progress)
+        for name in dataset.source.classes:
+            if name not in predictor.classes:
+                do = did_you_mean(name, predictor.classes)
+                raise ConfigError(f"the model has no class {name!r}, which the data has", where=data, do=do)
+        return dataset
+
+    @classmethod
+    def evaluate_on(cls, predictor: Any, dataset: Any, index: list[int], options: Any, progress: Progress) -> Any:
+        slots, prepared = target_slots(dataset, index, predictor.model.config.queries), predictor.preparation
+        images = ObjectImages(dataset, predictor.buckets, prepared.channels, slots, masks=cls.masks)
+        loader = ObjectLoader(images, index, options.batch_size)
+        feed = ObjectFeed(loader, prepared.mean, prepared.std, predictor.device)
+        with progress.bar("evaluating", len(feed)) as tick:
+            return cls.measure(predictor, dataset, feed, tick)
+
+    @classmethod
+    def measure(cls, predictor: Any, dataset: Any, feed: ObjectFeed, tick: Tick) -> Any:
+        """Figures with intervals over everything the feed gives. Classes are matched by name."""
+        raise NotImplementedError
 
     def cautions(self) -> list[str]:
         """What about the data makes a network of this shape fail, in sentences."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from html import escape
 from typing import Any
 
 from regard.report.page import table
 from regard.task import Page, Section
+from regard.tasks.objects.page import image_cards, shown, shown_interval
 from regard.tasks.objects.page import page as page_of_boxes
 from regard.weights import Run
 
@@ -33,10 +33,10 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     figure, (word, _) = summary["figures"].get(main, {"value": None, "low": None, "high": None, "n": 0}), NAMES[main]
     on = f"on {figure['n']:,} {summary['split']} images"
     made.headline = (
-        f'<p class="big">{_value(figure["value"])} {word} <span>{escape(on)}; 95 % interval '
-        f"{_value(figure['low'])} to {_value(figure['high'])}</span></p>" + made.headline
+        f'<p class="big">{shown(figure["value"])} {word} <span>{escape(on)}; 95 % interval '
+        f"{shown(figure['low'])} to {shown(figure['high'])}</span></p>" + made.headline
     )
-    made.headline_text = f"{_value(figure['value'])} {word} {on}; boxes: {made.headline_text}"
+    made.headline_text = f"{shown(figure['value'])} {word} {on}; boxes: {made.headline_text}"
     made.figures = [_row(name, summary["figures"][name]) for name in own] + made.figures
     made.chosen_by = word
     if "panoptic" in summary:
@@ -52,17 +52,8 @@ def _with(made: Page, sections: list[Section]) -> Page:
 
 
 def _maps(run: Run) -> list[Section]:
-    if not (run.path / DRAWN).is_file():
-        return []
-    cards = []
-    for number, name in enumerate(run.read_json(DRAWN, list), start=1):
-        png = base64.b64encode((run.path / "explain" / f"maps-{number:02d}.png").read_bytes()).decode()
-        cards.append(
-            f'<figure class="card"><figcaption>{escape(str(name))}</figcaption>'
-            f'<img alt="{escape(str(name))} with its segments" src="data:image/png;base64,{png}"></figure>'
-        )
     words = "<p>The image, its true segments and the predicted ones; first the worst image, then the best.</p>"
-    return [Section("Segments", words + "\n".join(cards))]
+    return image_cards(run, DRAWN, "maps", "Segments", words, "with its segments")
 
 
 def _classes(summary: dict[str, Any]) -> list[Section]:
@@ -72,7 +63,7 @@ def _classes(summary: dict[str, Any]) -> list[Section]:
         (
             name, "thing" if summary["things"][name] else "stuff",
             f"{row['true_positives'] + row['false_negatives']:,.0f}",
-            *(_interval(row[part]) for part in ("pq", "sq", "rq")),
+            *(shown_interval(row[part]) for part in ("pq", "sq", "rq")),
         )
         for name, row in summary["panoptic"].items()
     ]  # fmt: skip
@@ -84,14 +75,4 @@ def _row(name: str, figure: dict[str, Any]) -> tuple[str, str, str, str]:
     label, meaning = NAMES[measure]
     if group:
         label, meaning = f"{label}, {group}", GROUPS[group]
-    return label, _value(figure["value"]), f"{_value(figure['low'])} to {_value(figure['high'])}", meaning
-
-
-def _value(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _interval(figure: dict[str, Any]) -> str:
-    if figure["value"] is None:
-        return "–"
-    return f"{_value(figure['value'])} ({_value(figure['low'])} to {_value(figure['high'])})"
+    return label, shown(figure["value"]), f"{shown(figure['low'])} to {shown(figure['high'])}", meaning

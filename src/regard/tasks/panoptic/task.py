@@ -15,15 +15,14 @@ from regard import registry
 from regard.annotations import find_panoptic
 from regard.console import Progress
 from regard.data import Batch
-from regard.data.objects import ObjectDataset, ObjectFeed, ObjectImages, ObjectLoader, read_objects, target_slots
+from regard.data.objects import ObjectDataset, ObjectFeed, read_objects
 from regard.data.objects.loader import MASK_STRIDE
 from regard.data.objects.panoptic_dataset import PanopticDataset
-from regard.errors import ConfigError, did_you_mean
+from regard.errors import ConfigError
 from regard.metrics import Comparison
 from regard.metrics.detection import Found, Truth, quick_ap
 from regard.networks.base import Network
-from regard.tasks.image_options import LoadOptions
-from regard.tasks.objects.diagnostics import diagnose, diagnose_training
+from regard.tasks.objects.diagnostics import diagnose_training
 from regard.tasks.objects.evaluation import DetectionEvaluation, detect, sure_boxes
 from regard.tasks.objects.explaining import explain_boxes
 from regard.tasks.objects.task import ObjectTask
@@ -38,7 +37,7 @@ from regard.tasks.panoptic.evaluation import (
 from regard.tasks.panoptic.loss import PanopticLoss
 from regard.tasks.panoptic.page import DRAWN, page
 from regard.tasks.panoptic.predictor import Segmenter
-from regard.tasks.panoptic.settings import RECIPES, EvalOptions
+from regard.tasks.panoptic.settings import RECIPES
 from regard.training import World
 from regard.weights import Run, Start, open_weights
 
@@ -47,6 +46,7 @@ MASK_HEAD = "masks."
 
 class Task(ObjectTask):
     name: ClassVar[str] = "panoptic"
+    predictor_type = Segmenter
     masks: ClassVar[bool] = True
     from_scratch, plain, finetune = "panoptic", "panoptic_plain", "panoptic_finetune"
 
@@ -160,14 +160,18 @@ class Task(ObjectTask):
         truths, found = without_masks(gathered)
         return {"loss": lost} | quick_figures(gathered) | quick_ap(truths, found, len(classes))
 
-    def trained(self, run: Run) -> Segmenter:
-        return Segmenter(open_weights(run.path)[0], self.device)
-
-    def evaluate(self, trained: Segmenter, part: str, tick: Any) -> PanopticEvaluation:
-        return evaluate(trained, self.dataset, self.loader(part), tick)
-
-    def extra_summary(self, result: PanopticEvaluation) -> dict[str, Any]:
-        return {"cautions": self.cautions()}
+    @classmethod
+    def measure(cls, predictor: Segmenter, dataset: ObjectDataset, feed: ObjectFeed, tick: Any) -> PanopticEvaluation:
+        """Figures with intervals over everything the feed gives. Classes are matched by name."""
+        config, threshold = predictor.model.config, predictor.map_threshold
+        gathered = Gathered(dataset, predictor.classes, predictor.things, config.classification, (threshold,))
+        objective = PanopticLoss.of(config)
+        spread = detect(predictor.model, feed, dataset.shapes, tick, objective, gathered)[3]
+        truths, found = without_masks(gathered)
+        keys, index = [dataset.key(n) for n in gathered.index], np.array(gathered.index)
+        boxes = DetectionEvaluation.of(predictor.classes, keys, index, truths, found, predictor.threshold, spread)
+        counts = np.stack(gathered.counts[threshold]) if gathered.counts[threshold] else None
+        return PanopticEvaluation.of(boxes, predictor.things, counts, threshold, gathered.truths, gathered.found)
 
     def explain(self, run: Run, trained: Segmenter, result: PanopticEvaluation, progress: Progress) -> None:
         """Draw the maps of images, the worst and the best by turns, and explain sure boxes of things."""
@@ -204,38 +208,6 @@ class Task(ObjectTask):
     page = staticmethod(page)
 
     @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Segmenter:
-        return Segmenter.open(path, device, progress, options)
-
-    @classmethod
-    def open_for(cls, predictor: Segmenter, data: str | Path, config: Any, progress: Progress) -> ObjectDataset:
-        dataset = cls.open(data, config, progress)
-        for name in dataset.source.classes:
-            if name not in predictor.classes:
-                do = did_you_mean(name, predictor.classes)
-                raise ConfigError(f"the model has no class {name!r}, which the data has", where=data, do=do)
-        return dataset
-
-    @classmethod
-    def evaluate_on(
-        cls, predictor: Segmenter, dataset: ObjectDataset, index: list[int], options: EvalOptions, progress: Progress
-    ) -> PanopticEvaluation:
-        slots = target_slots(dataset, index, predictor.model.config.queries)
-        images = ObjectImages(dataset, predictor.buckets, predictor.preparation.channels, slots, masks=True)
-        loader = ObjectLoader(images, index, options.batch_size)
-        feed = ObjectFeed(loader, predictor.preparation.mean, predictor.preparation.std, predictor.device)
-        with progress.bar("evaluating", len(feed)) as tick:
-            return evaluate(predictor, dataset, feed, tick)
-
-    @classmethod
-    def without(cls, result: PanopticEvaluation, seen: set[int]) -> PanopticEvaluation:
-        return result.without(seen)
-
-    @staticmethod
-    def doubts(summary: dict[str, Any]) -> list[str]:
-        return diagnose(summary)
-
-    @classmethod
     def compare(
         cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
     ) -> dict[str, Comparison]:
@@ -250,16 +222,3 @@ def things_of(dataset: ObjectDataset) -> tuple[bool, ...]:
 def without_masks(gathered: Gathered) -> tuple[list[Truth], list[Found]]:
     """The same truths and predictions, measured by their boxes."""
     return [own._replace(masks=None) for own in gathered.truths], [own._replace(masks=None) for own in gathered.found]
-
-
-def evaluate(segmenter: Segmenter, dataset: ObjectDataset, feed: ObjectFeed, tick: Any) -> PanopticEvaluation:
-    """Figures with intervals over everything the feed gives. Classes are matched by name."""
-    config, threshold = segmenter.model.config, segmenter.map_threshold
-    gathered = Gathered(dataset, segmenter.classes, segmenter.things, config.classification, (threshold,))
-    objective = PanopticLoss.of(config)
-    spread = detect(segmenter.model, feed, dataset.shapes, tick, objective, gathered)[3]
-    truths, found = without_masks(gathered)
-    keys, index = [dataset.key(n) for n in gathered.index], np.array(gathered.index)
-    boxes = DetectionEvaluation.of(segmenter.classes, keys, index, truths, found, segmenter.threshold, spread)
-    counts = np.stack(gathered.counts[threshold]) if gathered.counts[threshold] else None
-    return PanopticEvaluation.of(boxes, segmenter.things, counts, threshold, gathered.truths, gathered.found)

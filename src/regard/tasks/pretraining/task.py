@@ -18,12 +18,12 @@ from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
 from regard.setting_groups import Augment
 from regard.task import Choice
-from regard.tasks.image_options import LoadOptions
 from regard.tasks.image_predictor import ImagePredictor
-from regard.tasks.images import ImageTask, facts
+from regard.tasks.images import ImageTask
 from regard.tasks.pretraining.evaluation import Reconstructed, reconstruct, reconstruction_losses
 from regard.tasks.pretraining.loss import MaskedPatches
 from regard.tasks.pretraining.page import PICTURES, draw_reconstructions, page
+from regard.tasks.small_data import facts
 from regard.training import ALONE, World, load_state, save_state
 from regard.weights import Run, open_weights
 
@@ -31,8 +31,27 @@ ENCODER = "encoder."
 DECODER = "best-decoder"
 
 
+class Encoder(ImagePredictor):
+    """What `regard.load` gives for a pre-trained network: features, and nothing to predict."""
+
+    has_head: ClassVar[bool] = False
+
+    def require_answers(self) -> NoReturn:
+        raise ConfigError(
+            "the network was pre-trained without labels: there is nothing to predict",
+            do="fine-tune it (`regard train DATA --from RUN`), or use `regard probe`",
+        )
+
+    def show(self, predictions: Any) -> None:
+        self.require_answers()
+
+    def save(self, predictions: Any, path: Path) -> Path:
+        self.require_answers()
+
+
 class Task(ImageTask):
     name: ClassVar[str] = "pretraining"
+    predictor_type = Encoder
     best: ClassVar[Any] = ("loss", "min")
     headline: ClassVar[tuple[str, ...]] = ("reconstruction_loss",)
     labels: ClassVar[bool] = False
@@ -110,23 +129,5 @@ class Task(ImageTask):
     page = staticmethod(page)
 
     @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Encoder:
-        return Encoder.open(path, device, progress, options)
-
-
-class Encoder(ImagePredictor):
-    """What `regard.load` gives for a pre-trained network: features, and nothing to predict."""
-
-    has_head: ClassVar[bool] = False
-
-    def require_answers(self) -> NoReturn:
-        raise ConfigError(
-            "the network was pre-trained without labels: there is nothing to predict",
-            do="fine-tune it (`regard train DATA --from RUN`), or use `regard probe`",
-        )
-
-    def show(self, predictions: Any) -> None:
-        self.require_answers()
-
-    def save(self, predictions: Any, path: Path) -> Path:
-        self.require_answers()
+    def without(cls, result: Any, seen: set[int]) -> Any:
+        return result

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.console import Progress, columns
-from regard.data import ImageDataset, open_source, scan
-from regard.errors import DataError, did_you_mean
+from regard.data import ImageDataset
 from regard.setting_groups import ImageData
-from regard.tasks.images import refuse_labels, tell_plan
-
-SHOWN = 5
+from regard.tasks.image_columns import open_columns, read_columns, refuse_values
+from regard.tasks.images import refuse_labels
 
 
 @dataclass
@@ -69,35 +67,11 @@ def read_numbers(
 ) -> NumberDataset:
     """Read every image once, and the numbers of the named columns; `size` is that of volumes, if it is given."""
     refuse_labels(how, "name the numbers by --column")
-    source = open_source(data, labels=False, how=how, size=size)
-    if not source.columns:
-        raise DataError(
-            "numbers are read from a table, and this is none",
-            where=data,
-            do="give a .csv or .tsv with path and numbers",
-        )
-    for name in names:
-        if name not in source.columns:
-            raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))
+    source = open_columns(data, names, how, size, "numbers", "path and numbers")
     values = np.array([[_number(text) for text in source.columns[name]] for name in names]).T
-    bad = [
-        f"row {source.rows[n]} ({source.samples[n].key}): {name} is {source.columns[name][n]!r}"
-        for n, row in enumerate(values)
-        for name, value in zip(names, row, strict=True)
-        if not math.isfinite(value)
-    ]
-    if bad:
-        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-        what = f"{len(bad)} values are no numbers: {'; '.join(bad[:SHOWN])}{more}"
-        raise DataError(what, where=data, do="correct these rows, or delete them")
-    why, _, unused = source.why.partition("; columns not used: ")
-    unused = ", ".join(name for name in unused.split(", ") if name and name not in names)
-    source = replace(source, why=f"{why}; columns not used: {unused}" if unused else why)
-    with progress.bar("reading", len(source.samples)) as tick:
-        read = scan(source, lambda done, total: tick(done))
-    tell_plan(read, progress)
-    held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(ImageDataset)} | {"path": str(data)}
-    return NumberDataset(**held, columns=names, values=values)
+    wrong = [(n, names[place]) for n, place in np.argwhere(~np.isfinite(values)).tolist()]
+    refuse_values(data, source, wrong, "numbers", "correct these rows, or delete them")
+    return read_columns(NumberDataset, data, source, progress, columns=names, values=values)
 
 
 def _number(text: str) -> float:

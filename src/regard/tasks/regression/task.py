@@ -16,7 +16,6 @@ from regard.errors import ConfigError, DataError
 from regard.evaluation import run_over
 from regard.metrics import Comparison
 from regard.tasks.image_examples import choose_examples, explain_images
-from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask
 from regard.tasks.regression import folds
 from regard.tasks.regression.data import NumberDataset, read_numbers
@@ -26,11 +25,12 @@ from regard.tasks.regression.page import page
 from regard.tasks.regression.predictor import Estimator
 from regard.tasks.regression.settings import EvalOptions
 from regard.training import World
-from regard.weights import Run, open_weights
+from regard.weights import Run
 
 
 class Task(ImageTask):
     name: ClassVar[str] = "regression"
+    predictor_type = Estimator
     best: ClassVar[Any] = ("loss", "min")
     from_scratch, plain, finetune = "regression", "regression_plain", "regression_finetune"
 
@@ -96,9 +96,6 @@ class Task(ImageTask):
         maes = {f"mae_{name}": value / count for name, value in zip(self.dataset.columns, sums, strict=True)}
         return {"loss": total / count} | maes
 
-    def trained(self, run: Run) -> Estimator:
-        return Estimator(open_weights(run.path)[0], self.device)
-
     def evaluate(self, trained: Estimator, part: str, tick: Any) -> NumberEvaluation:
         return evaluate(trained, self.dataset, self.loader(part), tick)
 
@@ -119,10 +116,6 @@ class Task(ImageTask):
     pools: ClassVar[bool] = True
     pool = staticmethod(folds.pool)
     pool_page = staticmethod(folds.page)
-
-    @classmethod
-    def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Estimator:
-        return Estimator.open(path, device, progress, options)
 
     @classmethod
     def open_for(cls, predictor: Estimator, data: str | Path, config: Any, progress: Progress) -> NumberDataset:
@@ -146,10 +139,6 @@ class Task(ImageTask):
     @classmethod
     def recalibration(cls, result: NumberEvaluation) -> dict[str, Any]:
         return result.recalibration()
-
-    @classmethod
-    def without(cls, result: NumberEvaluation, seen: set[int]) -> NumberEvaluation:
-        return result.without(seen)
 
     @classmethod
     def compare(

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.console import Progress, columns
-from regard.data import ImageDataset, open_source, scan
-from regard.errors import DataError, did_you_mean
+from regard.data import ImageDataset
+from regard.errors import DataError
 from regard.metrics import kaplan_meier
-from regard.tasks.images import refuse_labels, tell_plan
+from regard.tasks.image_columns import open_columns, read_columns, refuse_values
+from regard.tasks.images import refuse_labels
 from regard.tasks.survival.settings import SubjectData
 
-SHOWN = 5
 EVENTS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 TERTILES = 3
 PER_STRATUM = 10
@@ -123,39 +123,24 @@ def read_subjects(
     how.require_columns()
     refuse_labels(how, "name the outcome by --time and --event")
     names = (how.time, how.event, *how.clinical_columns)
-    source = open_source(data, labels=False, how=how, size=size)
-    if not source.columns:
-        do = "give a .csv or .tsv with path, time and event"
-        raise DataError("times are read from a table, and this is none", where=data, do=do)
-    for name in names:
-        if name not in source.columns:
-            raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))
+    source = open_columns(data, names, how, size, "times", "path, time and event")
     time = np.array([_time(text) for text in source.columns[how.time]])
     events = [EVENTS.get(text.strip().lower()) for text in source.columns[how.event]]
-    bad = [
-        f"row {source.rows[n]} ({source.samples[n].key}): {name} is {source.columns[name][n]!r}"
+    wrong = [
+        (n, name)
         for n in range(len(time))
-        for name, wrong in ((how.time, math.isnan(time[n])), (how.event, events[n] is None))
-        if wrong
+        for name, bad in ((how.time, math.isnan(time[n])), (how.event, events[n] is None))
+        if bad
     ]
-    if bad:
-        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-        do = "a time is a number from 0 on, an event 0, 1, true or false: correct these rows, or delete them"
-        raise DataError(f"{len(bad)} values are no times or events: {'; '.join(bad[:SHOWN])}{more}", where=data, do=do)
+    do = "a time is a number from 0 on, an event 0, 1, true or false: correct these rows, or delete them"
+    refuse_values(data, source, wrong, "times or events", do)
     event = np.array(events, dtype=bool)
     if not event.any():
         what = f"no subject has the event: {how.event} is 0 everywhere"
         raise DataError(what, where=data, do="check which column says that it was seen; 1 is seen, 0 censored")
     if time.min() == time.max():
         raise DataError(f"all subjects have the same time: {how.time} is {time[0]:g} everywhere", where=data)
-    why, _, unused = source.why.partition("; columns not used: ")
-    unused = ", ".join(name for name in unused.split(", ") if name and name not in names)
-    source = replace(source, why=f"{why}; columns not used: {unused}" if unused else why)
-    with progress.bar("reading", len(source.samples)) as tick:
-        read = scan(source, lambda done, total: tick(done))
-    tell_plan(read, progress)
-    held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(ImageDataset)} | {"path": str(data)}
-    return SubjectDataset(**held, columns=names, time=time, event=event)
+    return read_columns(SubjectDataset, data, source, progress, columns=names, time=time, event=event)
 
 
 def _time(text: str) -> float:

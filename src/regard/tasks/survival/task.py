@@ -19,7 +19,6 @@ from regard.evaluation import run_over
 from regard.metrics import Comparison, Concordance, survival_figures
 from regard.networks.base import Network
 from regard.tasks.image_examples import choose_examples, explain_images
-from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask
 from regard.tasks.survival import folds
 from regard.tasks.survival.clinical import Clinical, fit_cox, join
@@ -42,6 +41,7 @@ CLINICAL = "clinical.weight"
 
 class Task(ImageTask):
     name: ClassVar[str] = "survival"
+    predictor_type = SurvivalPredictor
     best: ClassVar[Any] = ("loss", "min")
     headline: ClassVar[tuple[str, ...]] = ("c_index", "integrated_brier")
     from_scratch, plain, finetune = "survival", "survival_plain", "survival_finetune"
@@ -209,12 +209,6 @@ class Task(ImageTask):
     doubts = staticmethod(doubts)
 
     @classmethod
-    def predictor(
-        cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress
-    ) -> SurvivalPredictor:
-        return SurvivalPredictor.open(path, device, progress, options)
-
-    @classmethod
     def open_for(
         cls, predictor: SurvivalPredictor, data: str | Path, config: Any, progress: Progress
     ) -> SubjectDataset:
@@ -243,10 +237,6 @@ class Task(ImageTask):
     @classmethod
     def recalibration(cls, result: SurvivalEvaluation) -> dict[str, Any]:
         return result.recalibration()
-
-    @classmethod
-    def without(cls, result: SurvivalEvaluation, seen: set[int]) -> SurvivalEvaluation:
-        return result.without(seen)
 
     @classmethod
     def compare(
