@@ -25,15 +25,15 @@ def test_a_demo_is_as_good_as_its_recipe_says(name, figure, least, tmp_path):
 
 
 def test_the_brain_demo_finds_the_lesions(tmp_path, capsys):
-    """Smaller than the demo itself: fewer subjects and folds."""
-    made = regard.demo("brain", subjects=100, folds=2, out=tmp_path / "brain", quiet=True)
+    """Smaller than the demo itself: fewer folds."""
+    made = regard.demo("brain", folds=3, out=tmp_path / "brain", quiet=True)
     area = made.read_json("summary.json")["figures"]["auroc"]
     c_index = json.loads((tmp_path / "brain" / "prognosis" / "summary.json").read_text())["figures"]["c_index"]
-    assert area["value"] > 0.65
-    assert area["low"] > 0.5
-    assert c_index["value"] > 0.5
+    assert area["low"] > 0.7
+    assert 0 <= c_index["value"] <= 1
     (score,) = made.read_json("explain/masks.json")["scores"]
-    assert score["share"]["low"] > 2 * score["chance"]
+    assert score["share"]["low"] > 1.5 * score["chance"]
+    assert score["hits_p"] < 0.01
     said = capsys.readouterr().out
     assert "C-index" in said
     assert "maps against the lesions" in said

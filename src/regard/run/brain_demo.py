@@ -23,7 +23,7 @@ FOLDS = 5
 SETTINGS: dict[str, Any] = {"model": "vit3d_nano", "spacing": 5.0, "size": (32, 40, 32), "explain": 2}
 """Voxels of 5 mm: 80 tokens, which two cores train in minutes."""
 STATUS: dict[str, Any] = {"label_column": "label", "label_smoothing": 0.0, "epochs": 30}
-PROGNOSIS: dict[str, Any] = {"time": "days", "event": "died", "epochs": 30}
+PROGNOSIS: dict[str, Any] = {"time": "days", "event": "died", "epochs": 60, "batch_size": 16}
 EXPLAINED = 20
 """Tested subjects per fold whose maps are scored against their lesions."""
 
