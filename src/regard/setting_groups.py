@@ -199,7 +199,10 @@ class ImageData(PictureData):
         None, "Column of the table that holds the paths. Default: path, image, file, filename or filepath.", opens=True
     )
     label_column: str | None = setting(
-        None, "Column of the table that holds the labels. Default: label, class, target or diagnosis.", opens=True
+        None,
+        "Column of the table that holds the labels; several, learnt jointly, separated by commas: mgmt,pten. Default: "
+        "label, class, target or diagnosis.",
+        opens=True,
     )
     label_pattern: str | None = setting(
         None,

@@ -39,6 +39,7 @@ IMAGES = SMALL | {
 BASES: dict[str, dict[str, Any]] = {
     "classification": IMAGES | {"recipe": "plain", "pixel_baseline": False},
     "regression": IMAGES | {"recipe": "regression_plain", "column": "age"},
+    "multilabel": IMAGES | {"recipe": "multilabel_plain", "label_column": "kind,late"},
     "survival": IMAGES | {"recipe": "survival_plain", "time": "age", "event": "kind"},
     "pretraining": IMAGES | {"recipe": "mae_small", "patch": 4, "decoder_width": 16, "decoder_depth": 1},
     "detection": SMALL
@@ -194,6 +195,14 @@ ROWS: dict[str, dict[str, Row]] = {
         "loss": weights("squared"),
         "huber_delta": weights(0.1),
     },
+    "multilabel": AUGMENTED | {
+        "recipe": Row("multilabel", "settings"),
+        "label_column": Row("kind,label", "samples"),
+        "label_pattern": Row("^(.)", refused="--label-pattern is not for this data"),
+        "image_column": Row("other", "samples"),
+        "label_smoothing": weights(0.3),
+        "class_weights": weights("balanced", label_column="kind,label"),
+    },
     "survival": AUGMENTED | {
         "recipe": Row("survival", "settings"),
         "label_column": Row("kind", refused="labels are not used here"),
@@ -342,7 +351,7 @@ def data_of(place: Path, task: str, row: Row) -> Path:
     if task == "translation":
         return place / {"": "pairs", "damaged": "damaged pairs"}.get(row.data, row.data)
     kinds = {"": "folders", "table": "table.csv"}
-    if task in ("regression", "survival"):
+    if task in ("regression", "survival", "multilabel"):
         kinds = {"": "table.csv", "table": "table.csv", "damaged": "damaged.csv"}
     return place / kinds.get(row.data, row.data)
 
@@ -519,6 +528,8 @@ def see_samples(seen: Seen) -> Any:
     if hasattr(dataset, "targets"):
         return dataset.sources, dataset.targets
     values = dataset.values.tolist() if hasattr(dataset, "values") else dataset.source.classes
+    if hasattr(dataset, "codes"):
+        values = dataset.labels, dataset.codes.tolist()
     if hasattr(dataset, "event"):
         values = dataset.time.tolist(), dataset.event.tolist()
     return dataset.source.reader.paths, dataset.strata(), values

@@ -17,7 +17,7 @@ IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8, "worke
 CHOSEN = {
     "finetune", "default", "mae", "mae_small", "dates", "regression", "regression_plain", "regression_finetune",
     "detection", "detection_finetune", "scenes_boxes", "panoptic", "panoptic_finetune", "scenes_masks",
-    "survival", "survival_finetune",
+    "survival", "survival_finetune", "multilabel", "multilabel_finetune",
 }  # fmt: skip
 """Recipes that are chosen by what is given."""
 RECIPES = [(entry, name) for entry in tasks.TASKS for name in entry.recipes]
@@ -50,6 +50,10 @@ def test_a_recipe_trains_a_tiny_model(task, name, picture_folder, pairs_folder, 
     if task.name == "regression":
         data, tiny = picture_folder / "ages.csv", {**IMAGES, "column": "age"}
         data.write_text("path,age\n" + "\n".join(f"{c}/{n:02d}.png,{n}" for c in ("red", "blue") for n in range(12)))
+    if task.name == "multilabel":
+        data, tiny = picture_folder / "labels.csv", {**IMAGES, "label_column": "odd,red"}
+        rows = [f"{c}/{n:02d}.png,{n % 2},{c}" for c in ("red", "blue") for n in range(12)]
+        data.write_text("\n".join(["path,odd,red", *rows]))
     if task.name == "detection":
         data = write_boxes(tmp_path / "boxes", {"": 12}, side=32)
         shape = {"model": "detr_nano", "size": 32, "decoder_depth": 1, "backbone_width": 8, "blocks": (1, 1)}

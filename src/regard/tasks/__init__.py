@@ -53,6 +53,7 @@ TASKS = (
     Entry("translation", public_weights=True),
     Entry("survival"),
     Entry("regression"),
+    Entry("multilabel"),
     Entry("panoptic"),
     Entry("detection", public_weights=True),
     Entry("classification", public_weights=True),

@@ -44,9 +44,13 @@ def choose_examples(groups: Sequence[Sequence[int]], count: int, same: Callable[
 
 
 def explain_images(
-    run: Run, predictor: Any, images: Images, samples: Sequence[tuple[int, str, str]], progress: Progress
-) -> None:
-    """Explain tested images, given by number, key and true label, and keep their attention for the report."""
+    run: Run, predictor: Any, images: Images, samples: Sequence[tuple[int, str, str]], progress: Progress,
+    targets: Sequence[str | None] = (),
+) -> None:  # fmt: skip
+    """Explain tested images, given by number, key and true label, and keep their attention for the report.
+
+    `targets` are what is explained of each; if none are given, what is predicted.
+    """
     done, room = list[list[Explanation]](), BUDGET
     methods = reported(predictor.model)
     with progress.bar("explaining", len(samples)) as tick:
@@ -54,7 +58,9 @@ def explain_images(
             say = partial(tick, place - 1)
             image = _explained(images.source, number)
             image = _with_usable_mask(predictor, image, progress)
-            done.append([predictor.explain(image, method=method, say=say).about(key, truth) for method in methods])
+            target = targets[place - 1] if targets else None
+            made = [predictor.explain(image, method=method, target=target, say=say) for method in methods]
+            done.append([item.about(key, truth) for item in made])
             draw(done[-1], run.path / "explain" / f"{place:02d}.png")
             keep_volume(run, place, done[-1], predictor.preparation.scans, VOLUMES // len(samples))
             x = predictor.prepare(image)

@@ -1,0 +1,1 @@
+"""Several labels per image or volume, learnt jointly by one network; any of them may be missing."""
