@@ -14,7 +14,6 @@ pytestmark = pytest.mark.long
     [
         ("digits", "accuracy", 0.96),
         ("translate", "exact_match", 0.97),
-        ("scenes", "ap50", 0.7),
     ],
 )
 def test_a_demo_is_as_good_as_its_recipe_says(name, figure, least, tmp_path):

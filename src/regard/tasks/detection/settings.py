@@ -71,7 +71,7 @@ def scenes_boxes() -> Config:
     regard demo scenes
     """
     return Config.of(
-        model="detr_nano", size=64, queries=20, epochs=6, batch_size=16, optimizer="muon", lr=6e-3, weight_decay=0.05,
+        model="detr_nano", size=64, queries=20, epochs=14, batch_size=16, optimizer="muon", lr=6e-3, weight_decay=0.05,
         clip=5.0, dropout=0.0, norm="pre", fused_stages=3, stride=8, classification="focal", class_weight=12.0,
         two_stage=True, refine=True, box_bias=True, flip=False, scale_low=0.8, scale_high=1.25, crop_share=0.0,
         explain=2,
