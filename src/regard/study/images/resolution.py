@@ -130,7 +130,8 @@ def _sentences(rows: list[dict[str, Any]], own: int) -> list[str]:
         f"With head and norms fine-tuned at the test size, {tuned['size']} is best: {tuned['tuned']:.1%} "
         f"({tuned['tuned_low']:.1%} to {tuned['tuned_high']:.1%})."
     )
-    if home := next((row for row in rows if row["size"] == own), None):
+    home = next((row for row in rows if row["size"] == own), None)
+    if home is not None and home is not best:
         inside = home["low"] <= best["accuracy"] <= home["high"]
         said = "lies within the interval of" if inside else "lies outside the interval of"
         lines.append(f"The best size without fine-tuning {said} the training size, {home['accuracy']:.1%}.")
