@@ -288,7 +288,7 @@ def test_small_boxes_and_too_few_queries_are_told_before_training(data, cli, tmp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("recipe", "epochs"), [("detection_plain", 150), ("detection", 400)])
+@pytest.mark.parametrize(("recipe", "epochs"), [("detection_plain", 150), ("detection", 200)])
 def test_eight_images_are_learnt_by_heart(recipe, epochs, tmp_path):
     data = write_boxes(tmp_path / "data", {"train": 8}, side=64)
     for split in ("valid", "test"):
