@@ -308,5 +308,12 @@ def test_swin_and_a_dry_run_that_says_what_was_chosen(cohort: Path, capsys: pyte
     settings = {"model": "swin3d_nano", "size": 16, "device": "cpu", "epochs": 1, "explain": 0}
     regard.train(cohort, dry_run=True, quiet=True, **settings)  # pyright: ignore[reportArgumentType]
     said = capsys.readouterr().out
-    for what in ("spacing, mm", "voxels after cropping", "flair", "so that 95 % of 48 subjects fit"):
+    for what in (
+        "spacing, mm",
+        "voxels after cropping",
+        "flair",
+        "so that 95 % of 48 subjects fit",
+        "per volume",
+        "to prepare once",
+    ):
         assert what in said

@@ -425,9 +425,9 @@ class ImageTask(Task):
             run.write_json("transfer.json", facts)
 
     def plan_rows(self) -> list[tuple[str, str]]:
-        """Of volumes: the fingerprint of the data and what was chosen from it."""
-        survey = self.dataset.source.survey
-        return survey.rows() if survey else []
+        """Of volumes: the fingerprint of the data, what was chosen from it, and what one of them costs."""
+        source = self.dataset.source
+        return [*source.survey.rows(), ("per volume", source.reader.cost())] if source.survey else []
 
     def trained(self, run: Run) -> Any:
         return self.predictor_type(open_weights(run.path)[0], self.device)

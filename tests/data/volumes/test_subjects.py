@@ -146,6 +146,63 @@ def test_check_names_what_is_wrong_by_subject(tmp_path: Path) -> None:
     assert held["plan"]["size"] == dataset.source.survey.plan.size
 
 
+def bad(folder: Path, kind: str) -> tuple[str, str]:
+    """The cells t1 and flair of a subject with one thing wrong."""
+    array = phantom(seed=3)
+    t1 = save(folder / "bad_t1.nii", array).name
+    dicom = folder / "bad_dicom"
+    if kind == "infinite":
+        array[5, 5, 5] = np.inf
+        return save(folder / "bad_inf.nii", array).name, t1
+    if kind == "empty":
+        return t1, save(folder / "bad_flair.nii", np.zeros_like(array)).name
+    if kind == "no flair":
+        return t1, ""
+    if kind == "sheared":
+        affine = affine_of()
+        affine[0, 1] = 0.3
+        return save(folder / "bad_sheared.nii", array, affine).name, t1
+    if kind == "shape":
+        return t1, save(folder / "bad_flair.nii", array[:-2].copy()).name
+    if kind == "orientation":
+        return t1, save(folder / "bad_flair.nii", array, None, "PIR").name
+    if kind == "affine":
+        return t1, save(folder / "bad_flair.nii", array, affine_of(origin=(-17.0, 30.0, 5.0))).name
+    faults: dict[str, Any] = {"tilt": {"tilt": 9.0}, "double": {"double": (3,)}, "holes": {"skip": (4, 5)}}
+    save_dicom(dicom, array.round(), spacing=(1.0, 1.0, 1.0), **faults.get(kind, {}))
+    if kind == "two series":
+        save_dicom(dicom, array.round(), spacing=(1.0, 1.0, 1.0), series="DWI")
+    return "bad_dicom", t1
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "used"),
+    [
+        ("infinite", "t1: 1 voxels are NaN or infinite", False),
+        ("empty", "flair: the volume is empty", False),
+        ("no flair", "there is no flair scan", False),
+        ("sheared", "not at right angles", False),
+        ("tilt", "tilted by 9.0 degrees", False),
+        ("double", "lie where another one lies", False),
+        ("holes", "2 slices missing", False),
+        ("two series", "the folder holds 2 series", False),
+        ("shape", "flair has another grid than t1 (10 × 14 × 10 voxels", True),
+        ("affine", "flair has another grid than t1", True),
+        ("orientation", "stored as RAS (1), PIR (1)", True),
+    ],
+)
+def test_check_finds_each_fault_and_says_what_to_do(tmp_path: Path, kind: str, says: str, used: bool) -> None:
+    good = [save(tmp_path / f"good_{name}.nii", phantom(seed=n)).name for n, name in enumerate(("t1", "flair"))]
+    rows = [("good", *good, "a"), ("bad", *bad(tmp_path, kind), "b")]
+    dataset = read(table(tmp_path / "table.csv", ("id", "t1", "flair", "label"), rows))
+    assert ("bad" in dict(dataset.unreadable)) != used
+    said = dataset.describe()
+    assert says in said
+    if not used:
+        assert f"bad: {dict(dataset.unreadable)['bad']}" in said
+        assert "to do:" in dict(dataset.unreadable)["bad"]
+
+
 def test_case_folders_beside_a_table_of_labels(tmp_path: Path) -> None:
     for n in range(3):
         for name in ("t1", "flair", "seg"):
