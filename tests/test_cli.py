@@ -337,7 +337,7 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
     ))  # fmt: skip
     assert "SUPPRESS" not in short
     assert {"model", "size", "epochs", "batch-size", "lr", "out", "device"} < flags(short)
-    assert 20 <= len(flags(short) - {"resume", "dry-run", "seeds", "folds", "jobs", "ray", "quiet"}) <= 25
+    assert 20 <= len(flags(short) - {"resume", "dry-run", "seeds", "folds", "jobs", "retrain", "ray", "quiet"}) <= 25
     assert {"mixup-off", "patch", "layer-decay"} < flags(whole)
     assert {"beam-size", "joint", "cell"} < flags(text)
     assert not flags(whole) & {"beam-size", "vocabulary", "cell"}

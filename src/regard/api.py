@@ -155,6 +155,7 @@ def train(
     seeds: int = 1,
     folds: int = 1,
     jobs: int = 1,
+    retrain: int = 0,
     quiet: bool = False,
     command: str | None = None,
     resume: bool = False,
@@ -168,8 +169,8 @@ def train(
     that `out` already holds is resumed. With `dry_run`, one step is made, the plan is printed, and nothing is written.
     With `seeds`, that many runs from `seed` on in folders of their own, and the mean and deviation of their figures in
     the summary.json of the folder around them. With `folds`, a cross-validation: as many runs, `jobs` at a time, each
-    tested on its own fold; the folder around them has all out-of-fold predictions and a report. Under torchrun, all
-    its processes train one model.
+    tested on its own fold; the folder around them has all out-of-fold predictions and a report; `retrain`
+    says how many times they are trained again on exchanged outcomes. Under torchrun, all its processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
@@ -179,9 +180,10 @@ def train(
     if folds != 1:
         if seeds != 1:
             raise ConfigError("folds and seeds are given", do="leave out --seeds or --folds")
-        return cross_validate(data, settings, folds, jobs=jobs, dry_run=dry_run, **options)
-    if jobs != 1:
-        raise ConfigError("jobs is for several folds", do="give --folds, or leave --jobs out")
+        return cross_validate(data, settings, folds, jobs=jobs, retrain=retrain, dry_run=dry_run, **options)
+    for name, given in (("jobs", jobs != 1), ("retrain", retrain != 0)):
+        if given:
+            raise ConfigError(f"{name} is for several folds", do=f"give --folds, or leave --{name} out")
     if seeds != 1:
         if dry_run:
             raise ConfigError("a dry run is of one seed", do="leave out --dry-run or --seeds")

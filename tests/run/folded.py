@@ -7,11 +7,25 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-FAST = {"model": "mlp_nano", "size": (8, 8), "epochs": 2, "explain": 0, "pixel_baseline": False, "quiet": True}
+FAST: dict[str, Any] = {
+    "model": "mlp_nano",
+    "size": (8, 8),
+    "epochs": 2,
+    "explain": 0,
+    "pixel_baseline": False,
+    "quiet": True,
+}
 
 
-SURVIVAL = {"time": "days", "event": "died", "clinical": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2}
-CASES = {
+SURVIVAL: dict[str, Any] = {
+    "time": "days",
+    "event": "died",
+    "clinical": "age",
+    "model": "mlp_nano",
+    "size": (8, 8),
+    "epochs": 2,
+}
+CASES: dict[str, dict[str, Any]] = {
     "classes": FAST | {"class_weights": "balanced"},
     "numbers": {"column": "age", "model": "mlp_nano", "size": (8, 8), "epochs": 2, "explain": 0, "quiet": True},
     "cox": SURVIVAL | {"explain": 0, "quiet": True},

@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,6 +148,25 @@ def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
     assert "Site alone predicts the label" in (tmp_path / "b" / "report.html").read_text()
 
 
+def test_networks_trained_on_exchanged_outcomes_show_the_chance_level(tmp_path, monkeypatch):
+    data, settings = write_table(tmp_path / "data", 60, signal=60.0, per_patient=2), dict[str, Any](FAST, epochs=1)
+    made = regard.train(data, folds=2, retrain=3, out=tmp_path / "out", **settings)
+    summary = made.read_json("summary.json")
+    assert summary["figures"]["auroc"]["value"] > 0.9
+    assert np.mean(summary["retrained"]["values"]) < 0.8
+    assert summary["retrained"]["p"] == 1 / 4
+    labels = {row["name"]: (row["patient"], row["label"], row["fold"]) for row in made.read_rows("predictions.csv")}
+    rows = Run(tmp_path / "out/exchanged/1").read_rows("predictions.csv")
+    assert {row["name"]: row["fold"] for row in rows} == {name: fold for name, (_, _, fold) in labels.items()}
+    changed = {row["patient"] for row in rows if row["label"] != labels[row["name"]][1]}
+    assert len(changed) > 5, "patients have others' labels"
+    assert len({(row["patient"], row["label"]) for row in rows}) == 30, "all samples of a patient have one label"
+    assert "trained anew on exchanged outcomes" in (made.path / "report.html").read_text()
+    monkeypatch.setattr(folding, "_train_fold", pytest.fail)
+    regard.train(data, folds=2, retrain=3, out=tmp_path / "out", **settings)  # all are kept
+    assert made.read_json("summary.json")["retrained"] == summary["retrained"]
+
+
 def test_a_fold_without_a_class_is_named():
     summary = {
         "figures": {"auroc": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 20}, "accuracy": {"value": 0.96}},
@@ -185,6 +205,8 @@ def test_numbers_and_survival_are_pooled(tmp_path):
         ({"folds": 0}, "folds=0 is too small"),
         ({"folds": 3, "jobs": 0}, "jobs=0"),
         ({"jobs": 2}, "jobs is for several folds"),
+        ({"retrain": 2}, "retrain is for several folds"),
+        ({"folds": 3, "retrain": -1}, "retrain=-1"),
         ({"folds": 3, "seeds": 2}, "folds and seeds"),
         ({"folds": 3, "images": 20}, "images is for one run"),
     ],

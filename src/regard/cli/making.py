@@ -66,7 +66,7 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
         "resume": given.pop("resume", False),
     }
     dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
-    folds, jobs = given.pop("folds", 1), given.pop("jobs", 1)
+    folds, jobs, retrain = given.pop("folds", 1), given.pop("jobs", 1), given.pop("retrain", 0)
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
     if ray is not None:
@@ -83,7 +83,7 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     if command == "pretrain":
         made = api.pretrain(data, dry_run=dry_run, **same, **given)
     else:
-        made = api.train(data, seeds=seeds, folds=folds, jobs=jobs, dry_run=dry_run, **same, **given)
+        made = api.train(data, seeds=seeds, folds=folds, jobs=jobs, retrain=retrain, dry_run=dry_run, **same, **given)
     if dry_run:
         return
     if folds != 1:
@@ -127,6 +127,8 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument(
             "--folds", type=int, metavar="INT", help="Cross-validate: as many runs, each tested on its own fold."
         )
+        help = "With --folds: train all as many times again on exchanged outcomes, for the chance level."
+        parser.add_argument("--retrain", type=int, metavar="INT", help=help)
         parser.add_argument("--jobs", type=int, metavar="INT", help="With --folds: folds at a time (default: 1).")
         parser.add_argument(
             "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."

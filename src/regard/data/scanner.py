@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -165,6 +165,12 @@ class ImageDataset:
 
     def num_groups(self) -> int:
         return len({sample.group for sample in self.source.samples} - {None})
+
+    def exchanged(self, order: Sequence[int]) -> Self:
+        """The same images, each with the outcome of the sample whose number `order` has in its place."""
+        samples = self.source.samples
+        swapped = tuple(replace(own, label=samples[other].label) for own, other in zip(samples, order, strict=True))
+        return replace(self, source=replace(self.source, samples=swapped))
 
     def covariates(self) -> dict[str, np.ndarray]:
         """What may give a label away without a look at the picture, as features (N, F) by name.

@@ -46,6 +46,7 @@ def _parts(
             ("weights kept", f"epochs {epochs} of {config.optim.epochs}, by validation {page.chosen_by} in each fold"),
             ("device", device),
             *page.facts,
+            *_retrained(summary),
         ]),
         "<h2>Figures</h2>",
         table(("figure", "value", "95 % interval", "meaning"), page.figures),
@@ -64,6 +65,15 @@ def _parts(
         f"<p>regard {escape(str(environment['regard']))}, torch {escape(str(environment['torch']))}, "
         f"Python {escape(str(environment['python']))}, {escape(str(environment['platform']))}.</p>",
     ]  # fmt: skip
+
+
+def _retrained(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What networks come to that were trained on outcomes without a meaning."""
+    if "retrained" not in summary:
+        return []
+    made, values = summary["retrained"], summary["retrained"]["values"]
+    text = f"{made['figure']} {sum(values) / len(values):.4f} on average, {len(values)} trainings, p {made['p']:.4f}"
+    return [("trained anew on exchanged outcomes", text)]
 
 
 def _fold_table(summary: dict[str, Any]) -> str:

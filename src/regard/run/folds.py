@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from regard import tasks
@@ -20,6 +21,7 @@ from regard.console import Progress, columns
 from regard.data.dataset import UNUSED, Dataset
 from regard.data.splits import assign_folds, fold_splits
 from regard.errors import ConfigError
+from regard.metrics.folds import Permuted, permute
 from regard.report.folds_page import write_folds_report
 from regard.run.pool import each
 from regard.run.repeat import claim
@@ -61,13 +63,15 @@ def cross_validate(
     command: str | None = None,
     dataset: Dataset | None = None,
     dry_run: bool = False,
+    retrain: int = 0,
 ) -> Run:
     """Train a run per fold, `jobs` at a time, and add up what each predicts of its own fold.
 
-    The data is read once. A fold that has finished is kept: the same command resumes.
+    The data is read once. A fold that has finished is kept: the same command resumes. With `retrain`, all folds are
+    trained as many times again on outcomes that patients of one fold have exchanged: the honest chance level.
     """
     settings, progress = plain_settings(settings), Progress(quiet)
-    entry = _require_foldable(data, settings, folds, jobs)
+    entry = _require_foldable(data, settings, folds, jobs, retrain)
     asked = check_settings(entry, settings)
     dataset = dataset or entry.load().open(data, asked, progress)
     dataset.require_usable(asked.data.unreadable)
@@ -81,23 +85,52 @@ def cross_validate(
     folder = Run(plan.folder)
     claim(folder, {"data": str(data), **settings, "out": str(out), "folds": folds})
     folder.write_json(FOLDS, {"task": entry.name, "data": str(data), "folds": folds, "note": note})
-    waiting = [fold for fold in range(1, folds + 1) if not _is_finished(plan.run(fold))]
-    if len(waiting) < folds:
-        progress.say(f"{folds - len(waiting)} of {folds} folds are there already")
     try:
-        for fold, future in each(partial(_train_fold, plan), waiting, jobs, dataset):
-            future.result()
-            progress.say(f"fold {fold} of {folds} is finished: {plan.run(fold).path}")
+        _train_folds(plan, jobs, dataset, progress)
+        add_up(folder, entry, dataset, numbers, note, progress)
+        if retrain:
+            _retrain(plan, entry, dataset, retrain, jobs, progress)
     except KeyboardInterrupt:
         progress.say("stopped; the same command resumes, and keeps the folds that have finished")
         raise
-    add_up(folder, entry, dataset, numbers, note, progress)
     return folder
 
 
-def _require_foldable(data: str | Path, settings: Mapping[str, Any], folds: int, jobs: int) -> Entry:
+def _train_folds(plan: Plan, jobs: int, dataset: Dataset, progress: Progress) -> None:
+    folds = max(plan.numbers)
+    waiting = [fold for fold in range(1, folds + 1) if not _is_finished(plan.run(fold))]
+    if len(waiting) < folds:
+        progress.say(f"{folds - len(waiting)} of {folds} folds are there already")
+    for fold, future in each(partial(_train_fold, plan), waiting, jobs, dataset):
+        future.result()
+        progress.say(f"fold {fold} of {folds} is finished: {plan.run(fold).path}")
+
+
+def _retrain(plan: Plan, entry: Entry, dataset: Any, times: int, jobs: int, progress: Progress) -> None:
+    """What the first figure of the headline comes to when outcomes mean nothing: a p value of the whole way."""
+    folder, silent = Run(plan.folder), Progress(quiet=True)
+    summary, rows = folder.read_json("summary.json"), dataset.split_rows(["test"] * len(dataset))
+    groups = np.array([row["group"] or f"sample {number}" for number, row in enumerate(rows)])
+    name, values = summary["headline"][0], list[float]()
+    for time in range(1, times + 1):
+        order = permute(np.array(plan.numbers), groups, 1, seed=time)[1]
+        place, swapped = Run(plan.folder / "exchanged" / str(time)), dataset.exchanged(order.tolist())
+        own = replace(plan, folder=place.path, settings=plan.settings | {"explain": 0}, quiet=True)
+        _train_folds(own, jobs, swapped, silent)
+        add_up(place, entry, swapped, plan.numbers, "outcomes exchanged", silent, report=False)
+        values.append(place.read_json("summary.json")["figures"][name]["value"])
+        progress.say(f"outcomes exchanged, {time} of {times}: {name} {values[-1]:.4f}")
+    sign = -1 if name.startswith("mae") else 1  # of errors less is better
+    made = Permuted.of([sign * value for value in (summary["figures"][name]["value"], *values)])
+    folder.write_json("summary.json", summary | {"retrained": {"figure": name, "values": values, "p": made.p}})
+    report_folds(folder)
+
+
+def _require_foldable(data: str | Path, settings: Mapping[str, Any], folds: int, jobs: int, retrain: int) -> Entry:
     if folds < 2:
         raise ConfigError(f"folds={folds} is too small", do="give --folds at least 2, such as 5")
+    if retrain < 0:
+        raise ConfigError(f"retrain={retrain} must be at least 0")
     if jobs < 1:
         raise ConfigError(f"jobs={jobs} must be at least 1")
     if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -132,7 +165,9 @@ def _train_fold(plan: Plan, dataset: Dataset, fold: int) -> None:
     run.write_rows(VALIDATED, result.predictions())
 
 
-def add_up(folder: Run, entry: Entry, dataset: Any, numbers: list[int], note: str, progress: Progress) -> None:
+def add_up(
+    folder: Run, entry: Entry, dataset: Any, numbers: list[int], note: str, progress: Progress, report: bool = True
+) -> None:
     """predictions.csv, data.json, summary.json and report.html of all folds."""
     count, task = max(numbers), entry.load()
     runs = [Run(folder.path / f"fold{fold}") for fold in range(1, count + 1)]
@@ -158,7 +193,8 @@ def add_up(folder: Run, entry: Entry, dataset: Any, numbers: list[int], note: st
     folder.write_json("summary.json", summary)
     for line in summary["warnings"]:
         progress.say(f"warning: {line}")
-    report_folds(folder)
+    if report:
+        report_folds(folder)
 
 
 def is_folds(path: str | Path) -> bool:

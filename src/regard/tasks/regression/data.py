@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -47,6 +47,9 @@ class NumberDataset(ImageDataset):
         ]
         table = columns(("column", "mean", "deviation", "smallest", "largest"), rows)
         return f"{table}\n\n{super().describe()}"
+
+    def exchanged(self, order: Sequence[int]) -> Self:
+        return replace(self, values=self.values[list(order)])
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         return [

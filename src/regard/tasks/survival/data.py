@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -104,6 +104,9 @@ class SubjectDataset(ImageDataset):
         median = kaplan_meier(self.time, self.event).median
         said = "not reached" if math.isnan(median) else f"{median:.4g}"
         return f"{table}\nmedian survival (Kaplan–Meier): {said}\n\n{super().describe()}"
+
+    def exchanged(self, order: Sequence[int]) -> Self:
+        return replace(self, time=self.time[list(order)], event=self.event[list(order)])
 
     def split_rows(self, splits: Sequence[str]) -> list[dict[str, Any]]:
         return [
