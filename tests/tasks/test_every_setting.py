@@ -262,6 +262,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "source": Row("fr", "samples", beside={"source": "en", "target": "de"}, data="three languages"),
         "target": Row("fr", "samples", beside={"source": "en", "target": "de"}, data="three languages"),
         "tokenizer": batch("wordpiece"),
+        "weights": weights(MADE),
         "vocabulary": batch(280),
         "joint": batch(False),
         "batch_tokens": batch(128),
@@ -334,6 +335,8 @@ def place(tmp_path_factory) -> Path:
         "detr_nano_panoptic", classes=len(names), **{name: BASES["panoptic"][name] for name in own}
     )
     regard.save(segmenter, root / "made-panoptic.safetensors", classes=names)
+    trained = BASES["translation"] | {"seed": 9, "explain": 0, "out": root / "made-translation"}
+    regard.train(root / "pairs", quiet=True, **trained)
     return root
 
 
@@ -575,7 +578,8 @@ def test_a_setting_is_seen_or_refused(task, name, place, bases, tmp_path, monkey
 
     def seen(**changes: Any) -> Seen:
         settings = BASES[task] | row.beside | changes
-        made = f"made-{task}.safetensors" if task in ("detection", "panoptic") else "made.safetensors"
+        own = {"detection": ".safetensors", "panoptic": ".safetensors", "translation": ""}
+        made = f"made-{task}{own[task]}" if task in own else "made.safetensors"
         files = {MADE: str(place / made), TEACHER: str(place / "teacher.safetensors")}
         settings = {n: files.get(v, v) if isinstance(v, str) else v for n, v in settings.items()}
         settings = {n: v for n, v in settings.items() if v is not None or n in changes}

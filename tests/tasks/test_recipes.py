@@ -17,7 +17,7 @@ IMAGES: dict[str, Any] = TINY | {"patch": 4, "size": 16, "batch_size": 8, "worke
 CHOSEN = {
     "finetune", "default", "mae", "mae_small", "dates", "regression", "regression_plain", "regression_finetune",
     "detection", "detection_finetune", "scenes_boxes", "panoptic", "panoptic_finetune", "scenes_masks",
-    "survival", "survival_finetune", "multilabel", "multilabel_finetune",
+    "survival", "survival_finetune", "multilabel", "multilabel_finetune", "translate_finetune",
 }  # fmt: skip
 """Recipes that are chosen by what is given."""
 RECIPES = [(entry, name) for entry in tasks.TASKS for name in entry.recipes]

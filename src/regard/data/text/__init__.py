@@ -3,6 +3,7 @@
 from regard.data.text.batches import EncodedPairs, TextLoader
 from regard.data.text.corpus import TextDataset
 from regard.data.text.dates import dates_corpus
+from regard.data.text.existing import open_tokenizer
 from regard.data.text.marian import open_marian
 from regard.data.text.pairs import open_pairs
 from regard.data.text.tokens import Piece, Tokenizer, Tokenizers, train_tokenizer, train_tokenizers
@@ -17,6 +18,7 @@ __all__ = [
     "dates_corpus",
     "open_marian",
     "open_pairs",
+    "open_tokenizer",
     "train_tokenizer",
     "train_tokenizers",
 ]

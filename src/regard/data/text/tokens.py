@@ -10,6 +10,7 @@ the same for every kind and gives the characters of each token.
 - Each digit is one token, so numbers that training never saw can still be copied.
 - Text is composed (NFC) first. Names of special tokens have no special meaning inside a text.
 - SentencePiece (Kudo & Richardson, 2018), trained by others: normalization and splitting are those of its file.
+- "library": a file of the library `tokenizers`, trained by others, likewise.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Tokenizer:
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if self.kind != "sentencepiece":
-            return [row.ids for row in self._engine.encode_batch_fast(texts)]
+            return [row.ids for row in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
         # Pieces are looked up by name, as in Marian: a piece unknown here may be a token of the other language.
         rows = self._engine.encode(texts, out_type=str)
         return [[self._plain.get(piece, self.unknown) for piece in row] for row in rows]
@@ -172,7 +173,22 @@ class Tokenizer:
             raise ValueError("tokens must be there, and once only")
         if not all(isinstance(i, int) and 0 <= i < len(names) for i in (self.pad, self.start, self.end, self.unknown)):
             raise ValueError("special tokens are out of range")
+        if self.kind == "library" and self.library_names() != names:
+            raise ValueError("its tokens are not those of the library's file")
         _ = self._engine, self._spelling
+
+    def library_names(self) -> tuple[str, ...]:
+        """The tokens of the library's file in the order of their numbers, which must be 0, 1, 2 and so on."""
+        numbers: dict[str, int] = self._engine.get_vocab(with_added_tokens=True)
+        if len(numbers) > MAX_SIZE or sorted(numbers.values()) != list(range(len(numbers))):
+            raise ValueError(f"the numbers of tokens leave gaps, or there are more than {MAX_SIZE:,}")
+        return tuple(sorted(numbers, key=numbers.__getitem__))
+
+    @cached_property
+    def spelling(self) -> dict[bytes, int]:
+        """The number of the first token with these bytes, special ones left out: tokens of two kinds compare so."""
+        special = {*self._special, self.unknown}
+        return {self._spelling[n]: n for n in reversed(range(self.size)) if n not in special}
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -194,13 +210,16 @@ class Tokenizer:
     @cached_property
     def _spelling(self) -> list[bytes]:
         """The bytes of each token."""
-        if self.kind == "bpe":
+        way = _joined_by(self.model) if self.kind == "library" else self.kind
+        if way == "bpe":
             back = {char: byte for byte, char in byte_letters().items()}
             spelt = [bytes(back[c] for c in t) if all(c in back for c in t) else t.encode() for t in self.vocabulary]
-        elif self.kind == "wordpiece":
+        elif way == "bert":
+            spelt = [(t[2:] if t.startswith("##") else f" {t}").encode() for t in self.vocabulary]
+        elif way == "wordpiece":
             spelt = [t.removeprefix("##").replace("▁", " ").encode() for t in self.vocabulary]
         else:
-            fallback = any(self._engine.is_byte(n) for n in range(self._engine.get_piece_size()))
+            fallback = way == "pieces" or any(self._engine.is_byte(n) for n in range(self._engine.get_piece_size()))
             bytes_of = {f"<0x{n:02X}>": bytes([n]) for n in range(256)} if fallback else {}
             spelt = [bytes_of.get(t, t.replace("▁", " ").encode()) for t in self.vocabulary]
         spelt[self.unknown] = UNKNOWN
@@ -212,6 +231,8 @@ class Tokenizer:
     def _engine(self) -> Any:
         if self.kind == "sentencepiece":
             return sentencepiece_engine(self.model)
+        if self.kind == "library":
+            return library_engine(self.model)
         return make_engine(self.kind, self.vocabulary, self.model, self.vocabulary[self.unknown])
 
 
@@ -244,6 +265,36 @@ def make_engine(kind: str, vocabulary: Sequence[str], model: dict[str, Any], unk
     engine.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), *parts])
     return engine
+
+
+def library_engine(model: dict[str, Any]) -> Any:
+    """The library's tokenizer for a file of its own, whose text is in `model`."""
+    try:
+        from tokenizers import Tokenizer as Engine
+    except ImportError:
+        raise missing("tokenizers", "text") from None
+    if list(model) != ["json"]:
+        raise ValueError("the library's tokenizer is missing")
+    try:
+        return Engine.from_str(model["json"])
+    except Exception as error:  # the library's own errors have no class of their own
+        raise ValueError(f"the library cannot read it: {error}") from None
+
+
+def _joined_by(model: dict[str, Any]) -> str:
+    """How tokens of a library's file are joined to a text: by bytes, by ## where a word continues, or by ▁."""
+    contents = json.loads(model["json"])
+    decoder = contents.get("decoder") or {}
+    kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))]
+    if contents["model"].get("type") == "WordPiece":
+        if contents["model"].get("continuing_subword_prefix", "##") != "##":
+            raise ValueError("words of its WordPiece continue with another prefix than ##")
+        return "bert"
+    if "ByteLevel" in kinds:
+        return "bpe"
+    if {"Metaspace", "ByteFallback"} & set(kinds):
+        return "pieces"
+    raise ValueError(f"its decoder is {kinds[0]}; ByteLevel, WordPiece and Metaspace are known")
 
 
 def sentencepiece_engine(model: dict[str, Any]) -> Any:

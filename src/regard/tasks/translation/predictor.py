@@ -79,10 +79,7 @@ class Translator:
         if not isinstance(stored, list) or len(stored) != 2 or not all(isinstance(n, str) for n in stored):
             raise RunError("the checkpoint is damaged: it names no languages", where=file)
         model = checkpoint.build()
-        if report.format == "marian":
-            tokenizers = open_marian(file.parent)
-        else:
-            tokenizers = _tokenizers(file.parent.parent / TOKENIZERS, model)
+        tokenizers = open_tokenizers(file, model, report.format == "marian")
         if average:
             model.load_state_dict(_latest(path, average))
         source, target = (given or own for given, own in zip(languages, stored, strict=True))
@@ -241,7 +238,11 @@ def _run_options(path: str | Path) -> Options | None:
     return Config.from_json(run.read_config().settings, run.path / "config.json")[0].task
 
 
-def _tokenizers(folder: Path, model: Network) -> Tokenizers:
+def open_tokenizers(file: Path, model: Network, marian: bool) -> Tokenizers:
+    """The tokenizers that belong to a file of weights: beside it, or in its run's folder."""
+    if marian:
+        return open_marian(file.parent)
+    folder = file.parent.parent / TOKENIZERS
     if not folder.is_dir():
         raise RunError("its tokenizers are missing", where=folder, do="keep a checkpoint in its run folder")
     tokenizers = Tokenizers.load(folder)

@@ -15,7 +15,16 @@ from regard.config import to_dict
 from regard.console import Progress
 from regard.data.feed import TextFeed
 from regard.data.splits import split
-from regard.data.text import EncodedPairs, TextDataset, TextLoader, Tokenizers, open_pairs, train_tokenizers
+from regard.data.text import (
+    EncodedPairs,
+    TextDataset,
+    TextLoader,
+    Tokenizers,
+    open_pairs,
+    open_tokenizer,
+    train_tokenizers,
+)
+from regard.data.text.tokens import KINDS
 from regard.errors import ConfigError
 from regard.metrics import Comparison, compare_translations
 from regard.networks.translator import Translator as Network
@@ -27,8 +36,9 @@ from regard.tasks.translation.loss import NextWord
 from regard.tasks.translation.page import WORDS, page
 from regard.tasks.translation.predictor import TOKENIZERS, Translator
 from regard.tasks.translation.settings import LARGE, Config, EvalOptions, LoadOptions, SearchOptions
+from regard.tasks.translation.transfer import TextStart, open_text_start
 from regard.training import ALONE, World
-from regard.weights import Checkpoint, Run
+from regard.weights import Checkpoint, Run, find_run
 
 MOST_HELD_OUT = 2000
 """Pairs that a cut takes at most: an interval of BLEU hardly narrows with more, and training needs the rest."""
@@ -41,7 +51,9 @@ class Task(BaseTask):
     name: ClassVar[str] = "translation"
     best: ClassVar[Any] = ("loss", "min")
     headline: ClassVar[tuple[str, ...]] = ("bleu", "exact_match")
-    files: ClassVar[tuple[str, ...]] = tuple(f"{TOKENIZERS}/{name}.json" for name in ("tokenizer", "source", "target"))
+    files: ClassVar[tuple[str, ...]] = (
+        *(f"{TOKENIZERS}/{name}.json" for name in ("tokenizer", "source", "target")), "transfer.json"
+    )  # fmt: skip
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -63,9 +75,18 @@ class Task(BaseTask):
         return open_pairs(data, config.data.source, config.data.target)
 
     @classmethod
+    def start(cls, config: Any, model: str | None, dataset: Any) -> TextStart | None:
+        path = config.transfer.weights
+        if path is None and config.data.tokenizer == "keep":
+            raise ConfigError("--tokenizer keep is that of trained weights", do="give them by --from")
+        return None if path is None else open_text_start(path, model, config.model.fields())
+
+    @classmethod
     def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
         if asked.get("recipe"):
             return Choice(asked["recipe"])
+        if start:
+            return Choice("translate_finetune", {}, "for trained weights: their network, a lower rate")
         if dataset.kind == "made":
             return Choice("dates")
         return Choice("translate" if len(dataset) > LARGE else "translate_small")
@@ -79,20 +100,39 @@ class Task(BaseTask):
         return split(dataset, config.data.split_seed, config.data.holdout, MOST_HELD_OUT, given)
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
-        corpus, data = self.corpus, self.config.data
+        corpus = self.corpus
         if self.job.origins.get("length") == "flag" and self.config.model.fields().get("positions") != "learned":
             do = "give --positions learned, or leave --length out"
             raise ConfigError("length is of learned positions only: others have no largest number of tokens", do=do)
-        if folder:
-            self.tokenizers = Tokenizers.load(folder / TOKENIZERS)
-        else:
-            train = self.job.part("train")
+        self.tokenizers = Tokenizers.load(folder / TOKENIZERS) if folder else self._tokenizers(progress)
+        self.pairs = EncodedPairs(self.tokenizers, corpus.sources, corpus.targets)
+        if self.start_weights:
+            for line in self.start_weights.lines(self.tokenizers):
+                progress.say(line)
+
+    @property
+    def start_weights(self) -> TextStart | None:
+        return self.job.start
+
+    def _tokenizers(self, progress: Progress) -> Tokenizers:
+        """Trained on the training sentences, those of the weights, or those of a file."""
+        corpus, data, train = self.corpus, self.config.data, self.job.part("train")
+        if data.tokenizer in KINDS:
             progress.say(f"learning a vocabulary of up to {data.vocabulary:,} tokens from {len(train):,} pairs")
-            self.tokenizers = train_tokenizers(
+            return train_tokenizers(
                 [corpus.sources[n] for n in train], [corpus.targets[n] for n in train], data.vocabulary,
                 data.tokenizer, joint=data.joint, codes=corpus.codes,
             )  # fmt: skip
-        self.pairs = EncodedPairs(self.tokenizers, corpus.sources, corpus.targets)
+        for name in ("vocabulary", "joint"):
+            if self.job.origins.get(name) == "flag":
+                what = f"{name} is of tokenizers that are trained; --tokenizer {data.tokenizer} is one already"
+                raise ConfigError(what, do=f"leave --{name} out, or give --tokenizer bpe")
+        if data.tokenizer == "keep":
+            assert self.start_weights is not None
+            return self.start_weights.tokenizers
+        tokenizers = open_tokenizer(data.tokenizer)
+        progress.say(f"{data.tokenizer}: {tokenizers.source.size:,} tokens for both languages")
+        return tokenizers
 
     def build(self, about: dict[str, Any] | None) -> Network:
         model = self.config.model
@@ -101,7 +141,13 @@ class Task(BaseTask):
         source, target = self.tokenizers.source, self.tokenizers.target
         words = {"padding": target.pad, "start": target.start, "end": target.end}
         vocabulary = target.size if self.tokenizers.shared else (source.size, target.size)
-        return registry.build(model.model, vocabulary=vocabulary, **words, **model.fields())
+        if not self.tokenizers.shared and model.fields().get("embeddings") == "shared":
+            what = "shared embeddings need one vocabulary for both languages"
+            raise ConfigError(what, do="leave --no-joint out, or give --embeddings tied where the weights allow it")
+        network = registry.build(model.model, vocabulary=vocabulary, **words, **model.fields())
+        if self.start_weights:
+            self.start_weights.load_into(network, self.tokenizers)
+        return network
 
     def batch_settings(self, progress: Progress) -> dict[str, Any]:
         """A batch for so few sentences: at least ten steps per epoch."""
@@ -152,6 +198,13 @@ class Task(BaseTask):
     def write(self, run: Run, progress: Progress) -> None:
         (run.path / TOKENIZERS).mkdir()
         self.tokenizers.save(run.path / TOKENIZERS)
+        if self.start_weights:
+            folder, (tested, *_) = find_run(self.start_weights.path), self.tests
+            rows = [] if folder is None else folder.seen_rows()
+            seen = len(self.corpus.seen(rows).intersection(self.job.part(tested)))
+            if seen:
+                progress.say(f"warning: the weights come from a run that has seen {seen} of the sources of {tested}")
+            run.write_json("transfer.json", self.start_weights.to_json(self.tokenizers) | {f"seen_in_{tested}": seen})
         left_out = len(self._training_loader(ALONE).left_out)
         if left_out:
             longest = self.config.data.max_length
