@@ -206,8 +206,11 @@ def test_another_size_than_the_named_model_gets_the_list_of_what_differs(tmp_pat
     assert "more" in str(caught.value)
     with pytest.raises(RunError, match=r"blocks\.2\.norm1\.weight: not in the file"):
         regard.create("vit_nano", weights=tmp_path / "w.safetensors", mlp=96, patch=8, heads=1)
-    with pytest.raises(RunError, match="vit3d_nano takes inputs of 3 axes, the file's model of 2"):
-        regard.create("vit3d_nano", weights=tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match=r"blocks\.0\.mlp\.up\.weight: \(192, 64\) here, \(96, 64\) in the file"):
+        regard.create("vit3d_nano", weights=tmp_path / "w.safetensors")  # inflated, but not of its sizes
+    regard.save(regard.create("vit3d_nano", classes=3, size=16), tmp_path / "v.safetensors")
+    with pytest.raises(RunError, match="vit_nano takes inputs of 2 axes, the file's model of 3"):
+        regard.create("vit_nano", weights=tmp_path / "v.safetensors")
     with pytest.raises(RegardError, match="did you mean vit_nano"):
         regard.create("vit_nanno", weights=tmp_path / "w.safetensors")
 

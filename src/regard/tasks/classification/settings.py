@@ -37,7 +37,7 @@ class Teaching(Group):
 
     title: ClassVar[str] = "distillation"
     teacher: str | None = setting(
-        None, "Learn from this trained classifier too: a run or weights file with the same classes.", common=True
+        None, "Learn from this trained classifier too: a run or weights file with the same classes."
     )
     distillation: Literal["hard", "soft"] | None = setting(
         None, "What to learn from the teacher: its decision (hard, the default) or its probabilities (soft)."
