@@ -217,11 +217,11 @@ def small(monkeypatch):
 @pytest.mark.whole_runs
 def test_the_study_writes_one_folder_and_adds_to_it(small, tmp_path):
     out = tmp_path / "study"
-    attention_study(out, ("gradients",), quick=True, quiet=True)
+    attention_study(out, ("gradients", "scores"), quick=True, quiet=True)
     found = attention_study(out, ("bottleneck", "costs", "sinusoids"), quick=True, quiet=True)
     assert list(found.parts) == ["sinusoids", "costs", "bottleneck"]
     stored = json.loads((out / "study.json").read_text())["parts"]
-    assert list(stored) == ["sinusoids", "gradients", "costs", "bottleneck"]
+    assert list(stored) == ["sinusoids", "gradients", "costs", "scores", "bottleneck"]
     text = (out / "study.md").read_text()
     for name, part in stored.items():
         assert f"]({name}.svg)" in text

@@ -191,21 +191,28 @@ def run_study(words: Sequence[str]) -> None:
     """Compare over several runs: models by amount of data, positions, norms; or show why attention."""
     if words and words[0] in KINDS:
         return run_image_study(words)
-    about = """Compare over several runs: models by amount of data, position embeddings, or the placement of norms.
+    about = """Compare over several runs: models by amount of data, position embeddings, or the placement of norms;
+ablation: variations of the Transformer on parallel text (Table 3 of its paper); --minutes: start no run after so many.
 Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sinusoids. It takes no data."""
     more = """Any setting of `regard train` can be given too, such as --out, --steps, --recipe or --lr:
 `regard train DATA --help-all` shows them.
 Experiments with inputs of their own (`regard study KIND --help`): resolution, invariance, receptive-field,
 batch-norm."""
     parser = Parser("study", about, more)
-    parser.add_argument("kind", choices=("data-size", "positions", "norm", "attention"), help="What to compare.")
+    parser.add_argument(
+        "kind", choices=("data-size", "positions", "norm", "ablation", "attention"), help="What to compare."
+    )
     parser.add_argument("data", nargs="?", default="", help="Data as for train; none for attention.")
     parser.add_argument("--models", help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano.")
     parser.add_argument("--sizes", help="Numbers of training images, separated by commas.")
     parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
     parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time (default: 1).")
     parser.add_argument("--quick", action=Switch, help="attention: a small form of it, in seconds.")
-    parser.add_argument("--parts", help="attention: some of sinusoids,gradients,costs,bottleneck. Default: all.")
+    parser.add_argument(
+        "--parts",
+        help="attention: some of sinusoids,gradients,costs,scores,bottleneck; "
+        "ablation: some of heads,keys,dropout,smoothing,positions. Default: all.",
+    )
     add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], "none")
     given = parse(parser, words)
     kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet", False)
@@ -213,6 +220,8 @@ batch-norm."""
         return _attention(data, quiet, given)
     if not data:
         raise ConfigError(f"a study of {kind} needs data", do=f"give it: regard study {kind} DATA")
+    if kind == "ablation":
+        return _ablation(data, quiet, given)
     for name in sorted(given.keys() & {"quick", "parts"}):
         raise ConfigError(f"--{name} is for `regard study attention`", do="leave it out")
     from regard import study
@@ -236,6 +245,22 @@ batch-norm."""
     print(plan.out / "study.md")
 
 
+def _ablation(data: str, quiet: bool, given: dict[str, Any]) -> None:
+    for name in sorted(given.keys() & {"quick", "models", "sizes", "jobs"}):
+        raise ConfigError(f"an ablation has no --{name}", do="leave it out")
+    from regard.study import ablation
+
+    if parts := _words(given.pop("parts", "")):
+        given["rows"] = parts
+    result = ablation(data, quiet=quiet, **given)
+    print(*result.summary(), sep="\n")
+    print(result.out / "study.md")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
     if data:
         raise ConfigError(f"the attention study makes its own data, and {data!r} is none", do="leave it out")
@@ -243,7 +268,7 @@ def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
         raise ConfigError(f"the attention study has no --{name.replace('_', '-')}", do="leave it out")
     from regard.study import attention_study
 
-    if parts := tuple(word.strip() for word in given.pop("parts", "").split(",") if word.strip()):
+    if parts := _words(given.pop("parts", "")):
         given["parts"] = parts
     result = attention_study(quiet=quiet, **given)
     print(*result.summary(), sep="\n")

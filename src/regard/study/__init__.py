@@ -1,8 +1,9 @@
 """Studies: one recipe over models, numbers of training images and seeds; experiments on why attention works."""
 
+from regard.study.ablation import ablation
 from regard.study.attention import attention_study
 from regard.study.design import Study, data_size, norm, positions
 from regard.study.result import Result
 from regard.study.run import run_study
 
-__all__ = ["Result", "Study", "attention_study", "data_size", "norm", "positions", "run_study"]
+__all__ = ["Result", "Study", "ablation", "attention_study", "data_size", "norm", "positions", "run_study"]

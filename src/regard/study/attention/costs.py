@@ -179,7 +179,7 @@ def _measured(length: int, sizes: Sizes, device: str) -> dict[str, tuple[float, 
     works = {name: _pass(layer, x) for name, layer in layers.items()}
     most = {name: peak_memory(work, device) for name, work in works.items()}  # and a first, unmeasured call
     calls = max(1, 1024 // length)
-    rounds = [{name: _timed(work, calls, device) for name, work in works.items()} for _ in range(sizes.rounds)]
+    rounds = [{name: timed(work, calls, device) for name, work in works.items()} for _ in range(sizes.rounds)]
     return {name: (statistics.median(times[name] for times in rounds), most[name]) for name in works}
 
 
@@ -193,7 +193,8 @@ def _pass(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
     return work
 
 
-def _timed(work: Callable[[], object], calls: int, device: str) -> float:
+def timed(work: Callable[[], object], calls: int, device: str) -> float:
+    """Seconds per call, over `calls` of them."""
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     wait()
     start = time.perf_counter()

@@ -8,15 +8,18 @@ from regard.drawing import COLOURS, GREY, INK, canvas, colour_bar, dress, style
 from regard.study.attention.bottleneck import Bottleneck
 from regard.study.attention.costs import LAYERS, Costs
 from regard.study.attention.gradients import Gradients
+from regard.study.attention.scores import KINDS, Scores
 from regard.study.attention.sinusoids import Sinusoids
 
 MARKS = "osD^vP"
 
 
 @style()
-def draw(result: Bottleneck | Gradients | Costs | Sinusoids) -> Any:
+def draw(result: Bottleneck | Gradients | Costs | Scores | Sinusoids) -> Any:
     """The figure of a part."""
-    figures = {Bottleneck: _bottleneck, Gradients: _gradients, Costs: _costs, Sinusoids: _sinusoids}
+    figures = {
+        Bottleneck: _bottleneck, Gradients: _gradients, Costs: _costs, Scores: _scores, Sinusoids: _sinusoids
+    }  # fmt: skip
     return figures[type(result)](result)
 
 
@@ -42,6 +45,31 @@ def _bottleneck(result: Bottleneck) -> Any:
     left.set_title("bands: 95 % intervals", fontsize=8, color=GREY, loc="left")
     right.set_title("dotted: the longest it was trained on", fontsize=8, color=GREY, loc="left")
     return _named(figure, left, 4)
+
+
+def _scores(result: Scores) -> Any:
+    figure = canvas(10.0, 3.2)
+    time, memory, right = figure.subplots(1, 3)
+    for number, kind in enumerate(KINDS):
+        rows = result.of(kind)
+        widths, shares = [row.d_k for row in rows], [result.figure(row) for row in rows]
+        _line(time, widths, [1e3 * row.seconds for row in rows], number, kind)
+        _line(memory, widths, [row.bytes / 2**20 for row in rows], number, kind)
+        low, high = ([100 * getattr(share, side) for share in shares] for side in ("low", "high"))
+        right.fill_between(widths, low, high, color=COLOURS[number], alpha=0.15, linewidth=0)
+        _line(right, widths, [100 * share.value for share in shares], number, kind)
+    for ax in (time, memory, right):
+        _powers_of_two(ax, sorted({row.d_k for row in result.measured}))
+    for ax in (time, memory):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    right.axhline(100 / result.task.values, color=GREY, linestyle="--", linewidth=1)
+    right.set_ylim(0, 103)
+    dress(time, "d_k", "time (ms)")
+    dress(memory, "d_k", "memory (MB)")
+    dress(right, "d_k", "right answers (%)")
+    right.set_title("dashed: guessing", fontsize=8, color=GREY, loc="left")
+    return _named(figure, time, 3)
 
 
 def _gradients(result: Gradients) -> Any:

@@ -18,6 +18,7 @@ from regard.study.attention.bottleneck import QUICK, Bottleneck, Repeating, bott
 from regard.study.attention.costs import LAYERS, Costs, Sizes, costs
 from regard.study.attention.figures import draw
 from regard.study.attention.gradients import Gradients, softmax_gradients
+from regard.study.attention.scores import Lookup, Scores, scores
 from regard.study.attention.sinusoids import Sinusoids, sinusoids
 from regard.study.figure import save
 from regard.study.keep import keep_plan
@@ -27,11 +28,12 @@ PARTS = {
     "sinusoids": "Where words stand: sinusoids",
     "gradients": "Why 1/√d_k: softmax gradients",
     "costs": "What layers cost by length",
+    "scores": "Additive and dot-product attention",
     "bottleneck": "The context bottleneck",
 }
 """Name and title, in the order of execution: the longest last."""
 
-Part: TypeAlias = Bottleneck | Gradients | Costs | Sinusoids
+Part: TypeAlias = Bottleneck | Gradients | Costs | Scores | Sinusoids
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def attention_study(
 ) -> AttentionStudy:
     """Run the named parts, and write their results into `out`: study.md, study.json, tables and figures.
 
-    `quick` runs everything at a small size, to test that it works. `seeds` are those of the bottleneck: 3, or
-    1 if quick.
+    `quick` runs everything at a small size, to test that it works. `seeds` are those of scores and bottleneck:
+    3, or 1 if quick.
 
     >>> study = attention_study(tmp / "study", ("sinusoids", "gradients"), quick=True, quiet=True)
     >>> list(study.parts), (study.out / "gradients.svg").is_file()
@@ -127,10 +129,12 @@ def _experiments(out: Path, quick: bool, seeds: int, device: str, say: Callable[
     """By part, the function that runs it, at full size or quickly."""
     task, sizes = (QUICK, Sizes(rounds=3)) if quick else (Repeating(), Sizes())
     lengths = (64, 128, 256, 512) if quick else (128, 256, 512, 1024, 2048, 4096)
+    lookup, widths = (Lookup(length=64, steps=50), (4, 64)) if quick else (Lookup(), (4, 16, 64, 256, 1024))
     where: dict[str, Any] = {"device": device, "say": say}
     return {
         "sinusoids": sinusoids,
         "gradients": lambda: softmax_gradients(queries=500 if quick else 4000),
         "costs": lambda: costs(lengths, sizes=sizes, keep=out / "kept" / "costs", **where),
+        "scores": lambda: scores(widths, task=lookup, seeds=seeds, keep=out / "kept" / "scores", **where),
         "bottleneck": lambda: bottleneck(task=task, seeds=seeds, keep=out / "kept" / "bottleneck", **where),
     }
