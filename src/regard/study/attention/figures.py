@@ -60,9 +60,8 @@ def _scores(result: Scores) -> Any:
         _line(right, widths, [100 * share.value for share in shares], number, kind)
     for ax in (time, memory, right):
         _powers_of_two(ax, sorted({row.d_k for row in result.measured}))
-    for ax in (time, memory):
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _log(time)
+    _log(memory)
     right.axhline(100 / result.task.values, color=GREY, linestyle="--", linewidth=1)
     right.set_ylim(0, 103)
     dress(time, "d_k", "time (ms)")
