@@ -32,7 +32,7 @@ def variations(model: str, settings: Mapping[str, Any], rows: Sequence[str] = RO
     """The arms by name: the base, and one changed setting each.
 
     >>> list(variations("transformer_nano", {"width": 32, "heads": 4}, ("heads", "positions")))
-    ['base', 'heads 1', 'heads 2', 'heads 8', 'positions learned']
+    ['base', 'heads 1', 'heads 2', 'heads 8', 'heads 16', 'positions learned']
     """
     config = registry.configure(model, **{name: settings[name] for name in ("width", "heads") if name in settings})
     heads, width, base = config.heads, config.width, BASE | dict(settings)
