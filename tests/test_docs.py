@@ -75,7 +75,7 @@ def test_commands_and_programs_of_the_readme_run_as_written(cli, capsys, place):
 def test_commands_and_programs_of_the_transfer_page_run_as_written(cli, capsys, place):
     text = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
     given = commands(text)
-    assert len(given) == 7
+    assert len(given) == 10
     for words in given:
         code, _, err = cli(*words)
         assert code == 0, f"{words}\n{err}"

@@ -135,12 +135,12 @@ def parse_checkpoint(metadata: Mapping[str, str], weights: dict[str, Tensor], pa
         about = json.loads(metadata["regard"])
         config, classes = dict(about["config"]), tuple(map(str, about["classes"]))
         preparation = about["preparation"] and make(Preparation, about["preparation"], path)
-        details, task = dict(about["details"]), str(about["task"])
+        details, task, progress = dict(about["details"]), str(about["task"]), dict(about["progress"])
         if config.get("classes", 0) != len(classes) or bool(preparation) != bool(classes):
             raise ValueError("settings and weights do not fit together")
         if len(set(classes)) < len(classes):
             raise ValueError(f"two classes are called {Counter(classes).most_common(1)[0][0]!r}")
-        return Checkpoint(str(about["model"]), config, classes, preparation, about["progress"], weights, task, details)
+        return Checkpoint(str(about["model"]), config, classes, preparation, progress, weights, task, details)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint is damaged: {error}", where=path) from None
 

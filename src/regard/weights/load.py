@@ -86,7 +86,7 @@ def open_weights(
         require_floats({key: tensor for key, tensor in stored.weights.items() if key not in counts}, where)
         state, names, preparation = dict(stored.weights), stored.classes, stored.preparation
         called, theirs = name or stored.model, str
-        stored_for = ("", {}) if new_head else (stored.task, stored.details)
+        stored_for = ("", {}, {}) if new_head else (stored.task, stored.details, stored.progress)
     else:
         opened, family, format = recognise(opened)
         asked = fields if _axes(name) == 2 else {key: value for key, value in fields.items() if key not in AXES}
@@ -94,7 +94,7 @@ def open_weights(
         _require_predicts(f"{format.name} weights", config, predicts, where)
         held = _meta(name_of(config), to_dict(config) | family.unshaped, where)
         names, preparation = class_names(opened, config.classes), preparation_for(opened, format, config, notes)
-        label, called, theirs, stored_for = format.name, name, format.called, ("", {})
+        label, called, theirs, stored_for = format.name, name, format.called, ("", {}, {})
     body = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}  # a head may be replaced
     if differ := _differences(body, held, theirs, but="head."):  # before memory is asked for
         raise mismatch(differ, where)
@@ -113,10 +113,10 @@ def open_weights(
         raise mismatch(differ, where)
     require_finite(state, where)
     assert preparation is not None
-    prepared, (task, details) = _prepare_for(target, preparation), stored_for
+    prepared, (task, details, progress) = _prepare_for(target, preparation), stored_for
     if notes.inflated:  # voxels have units of their own
         prepared = Preparation(target.size, target.channels, (0.0,) * target.channels, (1.0,) * target.channels)
-    checkpoint = Checkpoint(called, to_dict(target), names, prepared, {}, state, task, details)
+    checkpoint = Checkpoint(called, to_dict(target), names, prepared, progress, state, task, details)
     return checkpoint, notes.report(str(path), label, opened)
 
 

@@ -1,6 +1,7 @@
 """Panoptic segmentation from data to report: figures are those of the written maps, and frozen boxes stay."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from regard import tasks
 from regard.console import Progress
 from regard.data.objects.panoptic import read_panoptic
 from regard.data.objects.scenes import STUFF, THINGS, write_scenes
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RunError
 from regard.metrics.panoptic import panoptic_counts, summarise_panoptic
 from regard.tasks.panoptic.settings import Config, EvalOptions
 from regard.tasks.panoptic.task import Task
-from regard.weights import open_weights
+from regard.weights import open_weights, save_checkpoint
 from tests.conftest import whole_runs
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -44,6 +45,16 @@ def segmenter(run):
     made: Any = regard.load(run.path)
     made.map_threshold = made.threshold = 0.0
     return made
+
+
+def test_thresholds_chosen_on_validation_images_are_kept_in_the_weights(run, tmp_path):
+    chosen = {"val_threshold": 0.37, "val_map_threshold": 0.2}
+    for name, change in (("chosen", chosen), ("damaged", chosen | {"val_map_threshold": "high"})):
+        save_checkpoint(tmp_path / f"{name}.safetensors", replace(open_weights(run.path)[0], progress=change))
+    loaded: Any = regard.load(tmp_path / "chosen.safetensors")
+    assert (loaded.threshold, loaded.map_threshold) == (0.37, 0.2)
+    with pytest.raises(RunError, match="threshold is no number"):
+        regard.load(tmp_path / "damaged.safetensors")
 
 
 def test_a_run_reports_maps_masks_and_boxes(run):

@@ -29,7 +29,7 @@ from regard.tasks.objects.evaluation import DetectionEvaluation, Rows, compare_d
 from regard.tasks.panoptic.merging import THRESHOLD
 from regard.tasks.panoptic.segmenting import images_of
 
-THRESHOLDS = (0.3, 0.5, 0.7, THRESHOLD)
+THRESHOLDS = (0.1, 0.2, 0.3, 0.5, 0.7, THRESHOLD)
 """Scores from which on queries may be merged into a map; the best on validation images is used."""
 
 

@@ -61,7 +61,10 @@ class Segmenter(Detector):
         if not isinstance(held, list) or len(held) != len(self.classes) or not self.model.config.masks:
             raise RunError("the checkpoint is damaged: it does not say which classes are things, or has no mask head")
         self.things = tuple(map(bool, held))
-        self.map_threshold = float(checkpoint.progress.get("val_map_threshold", THRESHOLD))
+        try:
+            self.map_threshold = float(checkpoint.progress.get("val_map_threshold", THRESHOLD))
+        except (TypeError, ValueError):
+            raise RunError("the checkpoint is damaged: its threshold is no number") from None
 
     def predict(self, image: Image, threshold: float | None = None) -> Segmented:
         """Boxes, masks and segments of one image: a path, a Pillow image, or pixels (height, width, 3)."""
