@@ -14,6 +14,7 @@ pytestmark = pytest.mark.long
     [
         ("digits", "accuracy", 0.96),
         ("translate", "exact_match", 0.97),
+        ("scenes", "ap50", 0.70),
     ],
 )
 def test_a_demo_is_as_good_as_its_recipe_says(name, figure, least, tmp_path):
@@ -21,6 +22,7 @@ def test_a_demo_is_as_good_as_its_recipe_says(name, figure, least, tmp_path):
     summary = regard.demo(name, out=tmp_path / "run", quiet=True).read_json("summary.json")
     assert summary["figures"][figure]["value"] >= least
     assert summary["figures"][figure]["n"] > 200
+    assert summary["figures"].get("pq", {"value": 1.0})["value"] >= 0.25
 
 
 def test_the_brain_demo_finds_the_lesions(tmp_path, capsys):

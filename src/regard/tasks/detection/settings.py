@@ -69,6 +69,8 @@ def scenes_boxes() -> Config:
     """The first stage of the demo: boxes of digits and textures on made scenes of 64 pixels, with Muon.
 
     regard demo scenes
+
+    Four minutes on one core of two; AP50 0.85 and AP 0.49 of 300 test scenes, 13 classes (one seed).
     """
     return Config.of(
         model="detr_nano", size=64, queries=20, epochs=14, batch_size=16, optimizer="muon", lr=6e-3, weight_decay=0.05,
