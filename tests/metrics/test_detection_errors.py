@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.metrics.detection import Found, Truth, average_precision, rank
+from regard.metrics.detection import Detections, Truth, average_precision, rank
 from regard.metrics.detection_errors import ERRORS, confusion, error_breakdown
 from tests.metrics.test_detection import CLASSES, scenes
 
@@ -16,10 +16,10 @@ def truth(*labels: int, crowd: bool = False) -> Truth:
     return Truth(boxes, np.array(labels, dtype=np.int64), np.full(n, crowd), np.full(n, 1e4))
 
 
-def found(*boxes: tuple[str, int, float]) -> Found:
+def detections(*boxes: tuple[str, int, float]) -> Detections:
     places, labels, scores = zip(*boxes, strict=True) if boxes else ((), (), ())
     made = np.array([AT[place] for place in places], dtype=float).reshape(len(boxes), 4)
-    return Found(made, np.array(labels, dtype=np.int64), np.array(scores, dtype=float))
+    return Detections(made, np.array(labels, dtype=np.int64), np.array(scores, dtype=float))
 
 
 @pytest.mark.parametrize(
@@ -39,26 +39,26 @@ def found(*boxes: tuple[str, int, float]) -> Found:
     ],
 )
 def test_each_kind_of_error_is_named(boxes, wrong):
-    made = error_breakdown([truth(0)], [found(*boxes)], 2, threshold=0.5)
+    made = error_breakdown([truth(0)], [detections(*boxes)], 2, threshold=0.5)
     assert {kind: error.count for kind, error in made.items() if error.count} == wrong
 
 
 def test_a_box_in_a_crowd_is_neither_right_nor_wrong():
-    made = error_breakdown([truth(0, crowd=True)], [found(("here", 0, 0.9))], 2, threshold=0.5)
+    made = error_breakdown([truth(0, crowd=True)], [detections(("here", 0, 0.9))], 2, threshold=0.5)
     assert not any(error.count for error in made.values())
-    assert not confusion([truth(0, crowd=True)], [found(("here", 0, 0.9))], 2, 0.5).any()
+    assert not confusion([truth(0, crowd=True)], [detections(("here", 0, 0.9))], 2, 0.5).any()
 
 
 def test_a_gain_is_the_ap50_that_putting_it_right_brings():
     """Two images with an object of class 0; in the second, the box has the wrong class."""
-    truths, guesses = [truth(0), truth(0)], [found(("here", 0, 0.9)), found(("here", 1, 0.8))]
+    truths, guesses = [truth(0), truth(0)], [detections(("here", 0, 0.9)), detections(("here", 1, 0.8))]
     made = error_breakdown(truths, guesses, 2, threshold=0.5)
     half = 51 / 101  # recalls 0 to 0.5
     assert made["class"].gain == pytest.approx(1 - half)
     assert all(made[kind].gain == 0 for kind in ERRORS.keys() - {"class"})
-    guesses[1] = found()
+    guesses[1] = detections()
     assert error_breakdown(truths, guesses, 2, 0.5)["missed"].gain == pytest.approx(1 - half)
-    guesses[1] = found(("far", 0, 0.95), ("here", 0, 0.8))
+    guesses[1] = detections(("far", 0, 0.95), ("here", 0, 0.8))
     before = average_precision(rank(truths, guesses, 2), np.ones(2))[0][0, 0]
     assert error_breakdown(truths, guesses, 2, 0.5)["background"].gain == pytest.approx(1 - before)
 
@@ -74,6 +74,6 @@ def test_every_wrong_box_has_one_kind_and_no_gain_is_negative():
 
 def test_the_confusion_matrix_has_background_on_both_sides():
     truths = [truth(0, 1, 1)]
-    guesses = [found(("here", 1, 0.9), ("far", 0, 0.8), ("here", 0, 0.7), ("far", 1, 0.1))]
+    guesses = [detections(("here", 1, 0.9), ("far", 0, 0.8), ("here", 0, 0.7), ("far", 1, 0.1))]
     counts = confusion(truths, guesses, 2, threshold=0.5)
     assert counts.tolist() == [[0, 1, 0], [0, 0, 2], [2, 0, 0]]

@@ -176,7 +176,7 @@ def pattern_source(root: Path, pattern: str) -> Source:
         do = "put brackets around the part that is the label: '^(.+)_[0-9]+'"
         raise ConfigError(f"--label-pattern {pattern!r} has no group", do=do)
     parts, left_out = _splits(root)
-    found: list[tuple[Path, str, str]] = []
+    labelled: list[tuple[Path, str, str]] = []
     for split, part in parts.items():
         images = _images(part)
         own = [(p, m[1], split) for p in images if (m := expression.search(p.name)) and m[1]]
@@ -186,12 +186,12 @@ def pattern_source(root: Path, pattern: str) -> Source:
                 f"{part.name}: {len(images) - len(own)} of {len(images)} images, whose names such as {odd} "
                 "--label-pattern does not match"
             )
-        found += own
-    if not found:
+        labelled += own
+    if not labelled:
         raise DataError(f"--label-pattern {pattern!r} matches no file name", where=root, do="; ".join(left_out) or None)
-    classes = sorted({label for _, label, _ in found})
-    samples = [Sample(p.relative_to(root).as_posix(), classes.index(c), split or None) for p, c, split in found]
-    paths = [path for path, _, _ in found]
+    classes = sorted({label for _, label, _ in labelled})
+    samples = [Sample(p.relative_to(root).as_posix(), classes.index(c), split or None) for p, c, split in labelled]
+    paths = [path for path, _, _ in labelled]
     why = f"labels from file names by {pattern!r}" + (f", split folders {_names(parts)}" if "" not in parts else "")
     ignored = not_used(root, paths, [p for files in list_files(root) for p in files])
     return Source(

@@ -44,7 +44,7 @@ class Truth(NamedTuple):
     masks: Sequence[Any] | None = None
 
 
-class Found(NamedTuple):
+class Detections(NamedTuple):
     """What was predicted for an image: boxes (m, 4), labels (m,), scores (m,); masks as in `Truth`, if measured."""
 
     boxes: np.ndarray
@@ -92,12 +92,12 @@ def ious(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray | None = None)
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
 
 
-def rank(truths: Sequence[Truth], found: Sequence[Found], classes: int, size: str = "all") -> list[Ranked]:
+def rank(truths: Sequence[Truth], detections: Sequence[Detections], classes: int, size: str = "all") -> list[Ranked]:
     """By class: every box of all images and what it has found; the objects of one size, the others being ignored."""
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
     objects = np.zeros((classes, len(truths)), dtype=np.int64)
     low, high = SIZES[size]
-    for number, (truth, own) in enumerate(zip(truths, found, strict=True)):
+    for number, (truth, own) in enumerate(zip(truths, detections, strict=True)):
         outside = truth.crowd | (truth.area < low) | (truth.area > high)
         np.add.at(objects[:, number], truth.labels[~outside], 1)
         for label in np.unique(own.labels):
@@ -112,7 +112,7 @@ def rank(truths: Sequence[Truth], found: Sequence[Found], classes: int, size: st
     return [_ranked(own, count) for own, count in zip(parts, objects, strict=True)]
 
 
-def _overlaps(own: Found, truth: Truth, mine: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(own: Detections, truth: Truth, mine: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """IoU (m, n) of these predictions with these objects, and the predictions' areas (m,): of masks, if given."""
     if own.masks is None or truth.masks is None:
         boxes = own.boxes[mine]
@@ -208,21 +208,21 @@ def best_threshold(ranked: Sequence[Ranked]) -> float:
     return float(scores[order][f1.argmax()])
 
 
-def quick_ap(truths: Sequence[Truth], found: Sequence[Found], classes: int) -> dict[str, float]:
+def quick_ap(truths: Sequence[Truth], detections: Sequence[Detections], classes: int) -> dict[str, float]:
     """What the training loop chooses by: AP and AP50 without intervals, and the best threshold of the score."""
-    ranked = rank(truths, found, classes)
+    ranked = rank(truths, detections, classes)
     precision, _ = average_precision(ranked, np.ones(len(truths)))
     ap, ap50 = (_mean(part) for part in (precision, precision[:, 0]))
     return {"ap": ap if ap == ap else 0.0, "ap50": ap50 if ap50 == ap50 else 0.0, "threshold": best_threshold(ranked)}
 
 
 def summarise_detection(
-    truths: Sequence[Truth], found: Sequence[Found], classes: Sequence[str], most: int = 1000, seed: int = 0
+    truths: Sequence[Truth], detections: Sequence[Detections], classes: Sequence[str], most: int = 1000, seed: int = 0
 ) -> DetectionSummary:
     """AP, AP50, AP75 and recall (AR, 100 boxes per image), and by size and class; with up to `most` resamples."""
-    precision, recall = coco_arrays(truths, found, len(classes))
+    precision, recall = coco_arrays(truths, detections, len(classes))
     values, n = dict[str, float](), len(truths)
-    sizes = [rank(truths, found, len(classes), size) for size in SIZES]
+    sizes = [rank(truths, detections, len(classes), size) for size in SIZES]
     for place, size in enumerate(SIZES):
         suffix = "" if size == "all" else f"_{size}"
         own = precision[:, :, :, place]
@@ -277,7 +277,9 @@ def _mean(values: np.ndarray) -> float:
     return float(there.mean()) if there.size else math.nan
 
 
-def coco_arrays(truths: Sequence[Truth], found: Sequence[Found], classes: int) -> tuple[np.ndarray, np.ndarray]:
+def coco_arrays(
+    truths: Sequence[Truth], detections: Sequence[Detections], classes: int
+) -> tuple[np.ndarray, np.ndarray]:
     """faster-coco-eval's precision (thresholds, recalls, classes, sizes) and recall (thresholds, classes, sizes)."""
     try:
         from faster_coco_eval import COCO, COCOeval_faster
@@ -291,15 +293,15 @@ def coco_arrays(truths: Sequence[Truth], found: Sequence[Found], classes: int) -
     ]
     guesses = [
         {"image_id": n, "category_id": int(label) + 1, "bbox": _xywh(box), "score": float(score)}
-        for n, own in enumerate(found, start=1)
+        for n, own in enumerate(detections, start=1)
         for box, label, score in zip(own.boxes, own.labels, own.scores, strict=True)
     ]
     for number, entry in enumerate(objects, start=1):
         entry["id"] = number
     kind = "bbox"
-    if all(own.masks is not None for own in (*truths, *found)):
+    if all(own.masks is not None for own in (*truths, *detections)):
         kind = "segm"
-        for entries, owners in ((objects, truths), (guesses, found)):
+        for entries, owners in ((objects, truths), (guesses, detections)):
             codes = [code for own in owners for code in own.masks or ()]
             for entry, code in zip(entries, codes, strict=True):
                 entry["segmentation"] = code
@@ -315,7 +317,7 @@ def coco_arrays(truths: Sequence[Truth], found: Sequence[Found], classes: int) -
         precision, recall = (judge.eval[name][..., -1] for name in ("precision", "recall"))
         precision, recall = precision.reshape(shape), recall.reshape(shape[:1] + shape[2:])
         return np.where(precision < 0, np.nan, precision), np.where(recall < 0, np.nan, recall)
-    there = np.array([[own.objects.sum() > 0 for own in rank(truths, found, classes, size)] for size in SIZES]).T
+    there = np.array([[own.objects.sum() > 0 for own in rank(truths, detections, classes, size)] for size in SIZES]).T
     return np.where(there, 0.0, np.full(shape, np.nan)), np.where(there, 0.0, np.full(shape[:1] + shape[2:], np.nan))
 
 
@@ -330,14 +332,14 @@ def _xywh(box: np.ndarray) -> list[float]:
 
 def compare_detection(
     truths: Sequence[Truth],
-    first: Sequence[Found],
-    second: Sequence[Found],
+    first: Sequence[Detections],
+    second: Sequence[Detections],
     classes: int,
     most: int = 2000,
     seed: int = 0,
 ) -> dict[str, Comparison]:
     """How far the second's AP and AP50 are ahead of the first's: the paired bootstrap over images."""
-    ranked = [[_to_last_hit(own) for own in rank(truths, found, classes)] for found in (first, second)]
+    ranked = [[_to_last_hit(own) for own in rank(truths, detections, classes)] for detections in (first, second)]
     n, draw = len(truths), np.random.default_rng(seed)
     resamples = min(most, max(200, int(WORK // sum(own.hit.size + 1000 for both in ranked for own in both))))
     weights = [np.ones(n), *draw.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regard.metrics.detection import MOST, RECALLS, Found, Truth, ious
+from regard.metrics.detection import MOST, RECALLS, Detections, Truth, ious
 
 FOREGROUND, BACKGROUND = 0.5, 0.1
 """Overlaps from which a box has found an object, and below which it is not about one (TIDE's t_f and t_b)."""
@@ -41,7 +41,7 @@ class _Box:
 
 
 def error_breakdown(
-    truths: Sequence[Truth], found: Sequence[Found], classes: int, threshold: float
+    truths: Sequence[Truth], detections: Sequence[Detections], classes: int, threshold: float
 ) -> dict[str, Error]:
     """Each kind of error: how often, and how much AP50 would rise if it alone were put right (TIDE, section 2.2).
 
@@ -49,7 +49,7 @@ def error_breakdown(
     found that object; other wrong boxes and missed objects are left out.
     """
     boxes, objects = list[_Box](), dict[tuple[int, int], int]()
-    for number, (truth, own) in enumerate(zip(truths, found, strict=True)):
+    for number, (truth, own) in enumerate(zip(truths, detections, strict=True)):
         boxes += _judged(number, truth, own)
         objects |= {(number, place): int(truth.labels[place]) for place in np.flatnonzero(~truth.crowd).tolist()}
     boxes.sort(key=lambda box: -box.score)
@@ -69,12 +69,12 @@ def error_breakdown(
     return made
 
 
-def _judged(number: int, truth: Truth, found: Found) -> list[_Box]:
+def _judged(number: int, truth: Truth, detections: Detections) -> list[_Box]:
     """The boxes of an image, each with its error; those in a crowd are left out."""
-    order = np.argsort(-found.scores, kind="stable")[:MOST]
-    overlap, taken, made = ious(found.boxes, truth.boxes, truth.crowd), set[int](), list[_Box]()
+    order = np.argsort(-detections.scores, kind="stable")[:MOST]
+    overlap, taken, made = ious(detections.boxes, truth.boxes, truth.crowd), set[int](), list[_Box]()
     for n in order:
-        label, score, row = int(found.labels[n]), float(found.scores[n]), overlap[n]
+        label, score, row = int(detections.labels[n]), float(detections.scores[n]), overlap[n]
         same = np.where((truth.labels == label) & ~truth.crowd, row, -1.0)
         other = np.where((truth.labels != label) & ~truth.crowd, row, -1.0)
         free = np.where(np.isin(np.arange(len(row)), list(taken)), -1.0, same)
@@ -123,14 +123,14 @@ def _ap50(boxes: list[_Box], objects: dict[tuple[int, int], int], classes: int) 
     return float(np.mean(each)) if each else 0.0
 
 
-def confusion(truths: Sequence[Truth], found: Sequence[Found], classes: int, threshold: float) -> np.ndarray:
+def confusion(truths: Sequence[Truth], detections: Sequence[Detections], classes: int, threshold: float) -> np.ndarray:
     """Counts (classes + 1, classes + 1): rows true, columns predicted, the last of each being background.
 
     Boxes with at least the threshold's score, the surest first, each take the object that they overlap most, of any
     class and by at least half. What is left are background taken for an object, and objects taken for background.
     """
     counts = np.zeros((classes + 1, classes + 1), dtype=np.int64)
-    for truth, own in zip(truths, found, strict=True):
+    for truth, own in zip(truths, detections, strict=True):
         free, overlap = ~truth.crowd, ious(own.boxes, truth.boxes, truth.crowd)
         for n in np.argsort(-own.scores, kind="stable"):
             if own.scores[n] < threshold:

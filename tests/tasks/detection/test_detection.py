@@ -84,15 +84,15 @@ def test_true_boxes_go_to_the_input_and_back_to_the_file_and_score_one(data):
     images = ObjectImages(dataset, buckets, 3, target_slots(dataset, index, 100))
     feed = ObjectFeed(ObjectLoader(images, index, 4), (0.5,) * 3, (0.2,) * 3, torch.device("cpu"))
     model = Answers(feed, 3)
-    numbers, found, lost, spread = detect(model, feed, dataset.shapes, lambda *_: None, SetLoss())
+    numbers, detections, lost, spread = detect(model, feed, dataset.shapes, lambda *_: None, SetLoss())
     assert sorted(numbers) == index
     truths = truths_of(dataset, numbers, ("blue", "green", "red"))  # numbered otherwise
-    for truth, own in zip(truths, found, strict=True):
+    for truth, own in zip(truths, detections, strict=True):
         surest = own.boxes[: len(truth.boxes)]
         order = [int(np.abs(surest - box).sum(1).argmin()) for box in truth.boxes]
         np.testing.assert_allclose(surest[order], truth.boxes, atol=1e-3)
     truths = truths_of(dataset, numbers, dataset.source.classes)
-    assert quick_ap(truths, found, 3)["ap"] == pytest.approx(1.0)
+    assert quick_ap(truths, detections, 3)["ap"] == pytest.approx(1.0)
     assert spread.best_score > 0.99
     assert lost < 1e-3
 
@@ -211,9 +211,9 @@ def test_one_image_or_many_give_the_same_boxes_sorted_by_score(data, run):
 
     corner.config = detector.model.config  # pyright: ignore[reportFunctionMemberAccess]
     detector.model = corner
-    found = detector.predict(paths[1])
-    assert found.boxes[0].tolist() == [32.0, 24.0, 64.0, 48.0]
-    assert found.labels[0] == "green"
+    detections = detector.predict(paths[1])
+    assert detections.boxes[0].tolist() == [32.0, 24.0, 64.0, 48.0]
+    assert detections.labels[0] == "green"
 
 
 def test_a_run_is_tuned_to_other_classes_and_says_what_is_replaced(run, cli, tmp_path):

@@ -44,24 +44,24 @@ def detector(request, folder) -> Detector:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_score_of_a_box_is_explained(method, detector, folder):
     explained = detector.explain(folder / "scene.png", method=method, box=1, checks="none")
-    found = detector.predict(folder / "scene.png", threshold=0.0)
-    assert f"box 1: {found.labels[1]} {found.scores[1]:.0%}" in str(explained.prediction)
-    assert explained.target == found.labels[1]
+    detections = detector.predict(folder / "scene.png", threshold=0.0)
+    assert f"box 1: {detections.labels[1]} {detections.scores[1]:.0%}" in str(explained.prediction)
+    assert explained.target == detections.labels[1]
     assert explained.map.shape == (64, 64)
     assert not explained.map[37:].any(), "padding"
     assert explained.says_nothing or explained.map.sum() == pytest.approx(1.0)
     assert explained.file_map.shape == (70, 120)
     assert explained.location is not None
-    left, top, right, bottom = found.boxes[1].tolist()
+    left, top, right, bottom = detections.boxes[1].tolist()
     assert explained.location.area == pytest.approx((right - left) * (bottom - top) / 8400, abs=0.03)
 
 
 def test_the_checks_watch_the_boxs_own_probability(detector, folder):
     explained = detector.explain(folder / "scene.png", method="rollout", box=2)
-    found = detector.predict(folder / "scene.png", threshold=0.0)
+    detections = detector.predict(folder / "scene.png", threshold=0.0)
     assert explained.scores is not None
     # With everything in place the curve ends at the predicted score, with queries where they were.
-    assert explained.scores.insertion_curve[-1] == pytest.approx(float(found.scores[2]), abs=1e-4)
+    assert explained.scores.insertion_curve[-1] == pytest.approx(float(detections.scores[2]), abs=1e-4)
     assert explained.random_correlation is not None
     other = detector.explain(folder / "scene.png", method="rollout", box=2, target="class 3", checks="none")
     assert other.target == "class 3"
@@ -138,7 +138,9 @@ def test_a_changed_image_does_not_change_which_query_is_which(detector, folder):
 
 def test_the_report_shows_sure_boxes_of_every_class_first():
     surest = [(0.9, 1), (0.8, 1), (0.95, 0), (0.2, 2), (0.7, 0)]
-    found = [SimpleNamespace(scores=np.array([0.1, score]), labels=np.array([3, label])) for score, label in surest]
+    detections = [
+        SimpleNamespace(scores=np.array([0.1, score]), labels=np.array([3, label])) for score, label in surest
+    ]
     empty = SimpleNamespace(scores=np.zeros(0), labels=np.zeros(0))
-    result: Any = SimpleNamespace(found=[*found, empty], threshold=0.5)
+    result: Any = SimpleNamespace(detections=[*detections, empty], threshold=0.5)
     assert sure_boxes(result) == [2, 0, 1, 4]

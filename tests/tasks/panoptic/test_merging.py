@@ -36,13 +36,13 @@ def test_merging_is_the_papers_on_drawn_masks():
         scores, labels = torch.rand(8, generator=draw), torch.randint(0, 4, (8,), generator=draw)
         made = merge_masks(masks, scores, labels, THINGS, threshold=0.4, smallest=4)
         expected = slowly(masks, scores, labels, 0.4, 4)
-        found = {}
+        detections = {}
         for number, (label, queries) in enumerate(zip(made.labels, made.queries, strict=True), start=1):
             name = ("thing", queries[0]) if THINGS[label] else ("stuff", label)
-            found[name] = {(int(y), int(x)) for y, x in (made.ids == number).nonzero()}
+            detections[name] = {(int(y), int(x)) for y, x in (made.ids == number).nonzero()}
             merged_stuff += len(queries) > 1
             assert made.scores[number - 1] == scores[queries].max()
-        assert found == expected
+        assert detections == expected
         assert bool((made.ids > 0).all()) == bool(expected)
         dropped += len(expected) < len({(q if THINGS[k] else -k) for q, k in enumerate(labels.tolist())
                                         if scores[q] > 0.4})  # fmt: skip

@@ -17,31 +17,31 @@ LAYOUT = "x, y, width, height in pixels"
 TRIED = 200  # images by which the folder of images is chosen
 
 
-def read_coco(found: Annotations) -> Read:
-    files, folders = files_by_split(found)
+def read_coco(annotations: Annotations) -> Read:
+    files, folders = files_by_split(annotations)
     loaded = {path: _load(path) for path in files}
     names = _categories(loaded)
     read = Read(list(names.values()), list(names), LAYOUT, folders=folders)
     _leave_out_parent(read, loaded)
     for path, contents in loaded.items():
-        _add(read, contents, path, files[path], found.root)
+        _add(read, contents, path, files[path], annotations.root)
     return read
 
 
-def files_by_split(found: Annotations) -> tuple[dict[Path, str | None], list[str]]:
+def files_by_split(annotations: Annotations) -> tuple[dict[Path, str | None], list[str]]:
     """The split of each file, one file per split; and the files that are not used, with the reason."""
-    files: dict[Path, str | None] = {path: split_of(path.stem, path.parent.name) for path in found.files}
+    files: dict[Path, str | None] = {path: split_of(path.stem, path.parent.name) for path in annotations.files}
     unnamed = [path.name for path, split in files.items() if split is None]
     folders = []
     if len(files) > 1 and unnamed:
         if len(unnamed) == len(files):
             what = f"there are several annotation files, none of them named for a split: {', '.join(sorted(unnamed))}"
-            raise DataError(what, where=found.root, do="give one of them, or name them train, val and test")
+            raise DataError(what, where=annotations.root, do="give one of them, or name them train, val and test")
         folders = [f"{name}: not named for a split" for name in unnamed]
         files = {path: split for path, split in files.items() if split is not None}
     twice = [split for split in files.values() if list(files.values()).count(split) > 1]
     if twice:
-        raise DataError(f"several files are of the split {twice[0]}", where=found.root, do="give one of them")
+        raise DataError(f"several files are of the split {twice[0]}", where=annotations.root, do="give one of them")
     return files, folders
 
 

@@ -59,9 +59,9 @@ class PanopticDataset(ObjectDataset):
         return super().to_json(splits, note) | {"things": things}
 
 
-def read_panoptic_annotations(found: Annotations) -> Read:
+def read_panoptic_annotations(annotations: Annotations) -> Read:
     """All files of a data set, whose maps are compared with the JSON files: an image with a wrong one is at fault."""
-    files, folders = files_by_split(found)
+    files, folders = files_by_split(annotations)
     loaded = {path: read_panoptic(path) for path in files}
     first = next(iter(loaded.values()))
     for path, held in loaded.items():
@@ -69,7 +69,7 @@ def read_panoptic_annotations(found: Annotations) -> Read:
             raise DataError("the files do not have the same categories", where=path, do=f"{first.path.name} has others")
     read = Read(list(first.classes), list(first.class_ids), LAYOUT, folders=folders, things=list(first.things))
     for path, held in loaded.items():
-        _add(read, held, files[path], found.root)
+        _add(read, held, files[path], annotations.root)
     return read
 
 

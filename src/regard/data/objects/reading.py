@@ -35,15 +35,15 @@ def read_objects(data: str | Path, progress: Progress, how: ObjectData | None = 
     """Read annotations (COCO JSON, YOLO, Pascal VOC, COCO panoptic) and every image once, saying what they are."""
     how = how or ObjectData()
     path = existing_path(data, KNOWN)
-    found = _find(path, how.stuff)
-    read = READERS[found.kind](found)
+    annotations = _find(path, how.stuff)
+    read = READERS[annotations.kind](annotations)
     for line in read.folders:
         progress.say(f"left out: {line}")
     twice = [key for key, count in Counter(image.key for image in read.images).items() if count > 1]
     if twice:
         more = f" (and {counted(len(twice) - 1, 'others')})" if len(twice) > 1 else ""
-        raise DataError(f"{twice[0]}{more} is listed more than once", where=found.root, do="list each image once")
-    source = _source(read, path.resolve().name, found, how)
+        raise DataError(f"{twice[0]}{more} is listed more than once", where=annotations.root, do="list each image once")
+    source = _source(read, path.resolve().name, annotations, how)
     with progress.bar("reading", len(source.samples)) as tick:
         side = KEPT_SIDE if len(source.samples) <= FEW_IMAGES else None
         scanned = scan(source, lambda done, total: tick(done), side)
@@ -55,16 +55,16 @@ def read_objects(data: str | Path, progress: Progress, how: ObjectData | None = 
 
 def _find(path: Path, stuff: bool | None) -> Annotations:
     """Panoptic annotations, with `stuff`, or others; where that is not said, others if there are any."""
-    found = None if stuff else find_annotations(path)
-    if found is None and stuff is not False:
-        found = find_panoptic(path)
-    if found is None:
+    annotations = None if stuff else find_annotations(path)
+    if annotations is None and stuff is not False:
+        annotations = find_panoptic(path)
+    if annotations is None:
         kind = "panoptic maps" if stuff else "boxes"
         raise DataError(f"there are no {kind} that can be read", where=path, do=f"give {KNOWN}")
-    return found
+    return annotations
 
 
-def _source(read: Read, name: str, found: Annotations, how: ObjectData) -> Source:
+def _source(read: Read, name: str, annotations: Annotations, how: ObjectData) -> Source:
     samples = tuple(Sample(image.key, min(image.labels, default=0), image.split) for image in read.images)
     paths = [image.path for image in read.images]
     maps = [image.panoptic_map for image in read.images if image.panoptic_map]
@@ -72,12 +72,12 @@ def _source(read: Read, name: str, found: Annotations, how: ObjectData) -> Sourc
     there = list_files(around)[0] if around.is_dir() else []
     return Source(
         name=name,
-        kind=found.kind,
-        why=found.why,
+        kind=annotations.kind,
+        why=annotations.why,
         classes=tuple(read.classes),
         samples=samples,
         reader=Files(paths, how.max_megapixels),
-        ignored=not_used(found.root, [*paths, *maps], there),
+        ignored=not_used(annotations.root, [*paths, *maps], there),
         left_out=tuple(read.folders),
     )
 

@@ -16,8 +16,8 @@ LAYOUT = "corners in pixels"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-def read_voc(found: Annotations) -> Read:
-    root = found.root
+def read_voc(annotations: Annotations) -> Read:
+    root = annotations.root
     pictures, others = list_files(root)
     by_stem: dict[str, list[Path]] = {}
     for path in pictures:

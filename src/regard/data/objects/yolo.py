@@ -20,9 +20,9 @@ MOST_UNNAMED = 1000
 NAMES = ("classes.txt", "obj.names", "labels/classes.txt")
 
 
-def read_yolo(found: Annotations) -> Read:
-    root = found.root
-    names, parts = _yaml(found.files[0], root) if found.files else (_names(root), {})
+def read_yolo(annotations: Annotations) -> Read:
+    root = annotations.root
+    names, parts = _yaml(annotations.files[0], root) if annotations.files else (_names(root), {})
     images = {split: _images(paths) for split, paths in parts.items()} or {"": list_files(root)[0]}
     read = Read([], [], LAYOUT)
     lines: list[tuple[Annotated, str, list[str]]] = []

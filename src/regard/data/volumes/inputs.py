@@ -44,7 +44,7 @@ def as_subject(image: Any, scans: tuple[str, ...]) -> Subject:
 
 def find_subjects(words: Sequence[str], scans: tuple[str, ...]) -> list[Subject]:
     """Subjects of NIfTI files, DICOM folders, case folders, folders of these, tables and globs; none is an error."""
-    found: dict[Subject, None] = {}
+    subjects: dict[Subject, None] = {}
     if not words:
         raise DataError("no scan was given", do="give NIfTI files, DICOM folders or a table")
     for word in words:
@@ -59,8 +59,8 @@ def find_subjects(words: Sequence[str], scans: tuple[str, ...]) -> list[Subject]
         if not here:
             do = "give NIfTI files, DICOM folders or a table of them"
             raise DataError("there is no scan here", where=word, do=do)
-        found.update(dict.fromkeys(here))
-    return list(found)
+        subjects.update(dict.fromkeys(here))
+    return list(subjects)
 
 
 def _in_path(path: Path, scans: tuple[str, ...]) -> list[Subject]:

@@ -47,29 +47,29 @@ def recognise(path: Path, how: ImageData) -> Layout | None:
     cells = {name: [row.texts[name] for row in rows[:LOOKED_AT] if row.texts[name]] for name in filter(None, header)}
     there = [name for name, own in cells.items() if _most(own, lambda cell: _is_scan(path.parent, cell))]
     masks = tuple(name for name in there if MASKS.search(name))
-    found = tuple(name for name in there if name not in masks)
+    scans = tuple(name for name in there if name not in masks)
     named = tuple(name.strip() for name in how.scans.split(",")) if how.scans else ()
-    if how.image_column and not named and found:
+    if how.image_column and not named and scans:
         named = (how.image_column,)
     case = None
-    if not found:
+    if not scans:
         beside = [n for n, own in cells.items() if _most(own, lambda cell: bool(case_files(path.parent / cell)))]
         case = beside[0] if beside else None
         if case:
             names = Counter(name for row in rows for name in case_files(path.parent / row.texts[case]))
             masks = tuple(name for name in names if MASKS.search(name))
-            found = tuple(sorted(name for name in names if name not in masks))
-    if not found:
+            scans = tuple(sorted(name for name in names if name not in masks))
+    if not scans:
         if how.scans is None:
             return None
         do = "columns of scans hold paths of .nii, .nii.gz or DICOM folders, relative to the table"
         raise DataError("the table has no column of scans", where=path, do=do)
     for name in named:
-        if name not in (*found, *masks) and (case or name not in header):
-            raise DataError(f"there is no scan called {name!r}", where=path, do=did_you_mean(name, (*found, *masks)))
+        if name not in (*scans, *masks) and (case or name not in header):
+            raise DataError(f"there is no scan called {name!r}", where=path, do=did_you_mean(name, (*scans, *masks)))
     if len(set(named)) < len(named):
         raise ConfigError(f"--scans {how.scans} names one scan twice", do="name each once")
-    return Layout(named or found, tuple(name for name in masks if name not in named), case)
+    return Layout(named or scans, tuple(name for name in masks if name not in named), case)
 
 
 def _most(cells: Sequence[str], is_one: Callable[[str], bool]) -> bool:

@@ -193,14 +193,14 @@ def learn(score: Score, task: Lookup, width: int, seed: int) -> float:
     def answer(count: int) -> tuple[Tensor, Tensor]:
         shown, values, asked, right = sentences(task, count, generator)
         one_hot = F.one_hot(values, task.values).float()
-        found = score(queries[asked][:, None, None], keys[shown][:, None], one_hot[:, None], vector)
-        return found[:, 0, 0], right
+        answers = score(queries[asked][:, None, None], keys[shown][:, None], one_hot[:, None], vector)
+        return answers[:, 0, 0], right
 
     for _ in range(task.steps):
-        found, right = answer(task.batch)
+        answers, right = answer(task.batch)
         optimizer.zero_grad()
-        F.nll_loss((found + 1e-9).log(), right).backward()
+        F.nll_loss((answers + 1e-9).log(), right).backward()
         optimizer.step()
     with torch.no_grad():
-        found, right = answer(task.tested)
-    return float((found.argmax(-1) == right).double().mean())
+        answers, right = answer(task.tested)
+    return float((answers.argmax(-1) == right).double().mean())

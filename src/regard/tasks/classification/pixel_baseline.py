@@ -34,13 +34,13 @@ def pixel_baselines(images: Images, train: list[int], test: list[int], labels: n
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=200)),
         "random forest": RandomForestClassifier(TREES, n_jobs=-1, random_state=0),
     }
-    found: dict[str, Figure] = {}
+    baselines: dict[str, Figure] = {}
     for name, model in models.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # 200 iterations are enough for a baseline, converged or not
             model.fit(known, labels[train])
-        found[name] = wilson(int((model.predict(asked) == labels[test]).sum()), len(test))
-    return found
+        baselines[name] = wilson(int((model.predict(asked) == labels[test]).sum()), len(test))
+    return baselines
 
 
 def _pixels(images: Images, numbers: list[int]) -> np.ndarray:

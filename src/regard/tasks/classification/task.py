@@ -143,8 +143,8 @@ class Task(ImageTask):
         if not self.config.task.pixel_baseline:
             return {}
         labels = np.array(self.dataset.strata())
-        found = pixel_baselines(self.images, self.job.part("train"), result.index.tolist(), labels)
-        return {"pixel_baselines": {name: figure._asdict() for name, figure in found.items()}}
+        baselines = pixel_baselines(self.images, self.job.part("train"), result.index.tolist(), labels)
+        return {"pixel_baselines": {name: figure._asdict() for name, figure in baselines.items()}}
 
     def blank(self, count: int) -> Batch:
         shape, classes = (self.images.channels, *self.images.size), len(self.class_names())
@@ -207,8 +207,8 @@ class Task(ImageTask):
             return result
         with progress.bar("corrupting", len(CORRUPTIONS) * len(SEVERITIES)) as tick:
             right = result.probs.argmax(1) == result.labels
-            found = robustness(model, loader, prepared, source, result.labels, right, device, tick)
-        return replace(result, robustness=found)
+            measured = robustness(model, loader, prepared, source, result.labels, right, device, tick)
+        return replace(result, robustness=measured)
 
     probe = staticmethod(probe)
 

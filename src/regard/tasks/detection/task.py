@@ -39,17 +39,17 @@ class Task(ObjectTask):
 
     def validate(self, model: nn.Module, loader: ObjectFeed, tick: Any, world: World) -> dict[str, float]:
         classes = self.dataset.source.classes
-        index, found, lost, _ = detect(model, loader, self.dataset.shapes, tick, self.objective)
-        return {"loss": lost} | quick_ap(truths_of(self.dataset, index, classes), found, len(classes))
+        index, detections, lost, _ = detect(model, loader, self.dataset.shapes, tick, self.objective)
+        return {"loss": lost} | quick_ap(truths_of(self.dataset, index, classes), detections, len(classes))
 
     @classmethod
     def measure(cls, predictor: Detector, dataset: ObjectDataset, feed: ObjectFeed, tick: Any) -> DetectionEvaluation:
         """Figures with intervals over everything the feed gives. Classes are matched by name."""
         objective = SetLoss.of(predictor.model.config)
-        index, found, _, spread = detect(predictor.model, feed, dataset.shapes, tick, objective)
+        index, detections, _, spread = detect(predictor.model, feed, dataset.shapes, tick, objective)
         truths, keys = truths_of(dataset, index, predictor.classes), [dataset.key(n) for n in index]
         return DetectionEvaluation.of(
-            predictor.classes, keys, np.array(index), truths, found, predictor.threshold, spread
+            predictor.classes, keys, np.array(index), truths, detections, predictor.threshold, spread
         )
 
     def explain(self, run: Run, trained: Detector, result: DetectionEvaluation, progress: Progress) -> None:
@@ -58,16 +58,16 @@ class Task(ObjectTask):
             progress.say(f"warning: {line}")
         names, chosen = list[str](), result.worst()[: self.config.general.explain]
         for place, n in enumerate(chosen, start=1):
-            truth, found, classes = result.truths[n], result.found[n], result.classes
-            sure = found.scores >= result.threshold
+            truth, detections, classes = result.truths[n], result.detections[n], result.classes
+            sure = detections.scores >= result.threshold
             draw_boxes(
                 run.path / "explain" / f"boxes-{place:02d}.png",
                 self.dataset.source.read(int(result.index[n]))[0],
                 (torch.from_numpy(truth.boxes), [classes[k] for k in truth.labels], None),
                 (
-                    torch.from_numpy(found.boxes[sure]),
-                    [classes[k] for k in found.labels[sure]],
-                    torch.from_numpy(found.scores[sure]),
+                    torch.from_numpy(detections.boxes[sure]),
+                    [classes[k] for k in detections.labels[sure]],
+                    torch.from_numpy(detections.scores[sure]),
                 ),
             )
             names.append(result.keys[n])

@@ -17,7 +17,7 @@ Drawn = tuple[Tensor, Sequence[str], Tensor | None]
 
 
 @style()
-def draw_boxes(path: Path, pixels: Tensor, truth: Any = None, found: Any = None, title: str = "") -> Path:
+def draw_boxes(path: Path, pixels: Tensor, truth: Any = None, detections: Any = None, title: str = "") -> Path:
     """A picture (channels, height, width) with predicted boxes in orange and true ones in blue, dashed."""
     height, width = pixels.shape[1:]
     scale = 6.0 / max(height, width)
@@ -25,7 +25,7 @@ def draw_boxes(path: Path, pixels: Tensor, truth: Any = None, found: Any = None,
     ax = figure.add_subplot()
     show(ax, flat(to_float(pixels).numpy())[0])
     # Pixel 0 is from 0 to 1 in boxes, and centred on 0 in the picture.
-    for drawn, colour, line in ((truth, BLUE, "--"), (found, ORANGE, "-")):
+    for drawn, colour, line in ((truth, BLUE, "--"), (detections, ORANGE, "-")):
         if drawn is None:
             continue
         boxes, labels, scores = drawn
@@ -38,7 +38,7 @@ def draw_boxes(path: Path, pixels: Tensor, truth: Any = None, found: Any = None,
                     (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=colour, linestyle=line
                 )
             )
-            at, below = (top - 0.5, "bottom") if drawn is found else (bottom - 0.5, "top")
+            at, below = (top - 0.5, "bottom") if drawn is detections else (bottom - 0.5, "top")
             ax.text(
                 left - 0.5, at, shorten(label, 24) + score, color="white", fontsize=6, va=below,
                 bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8, "alpha": 0.8}, clip_on=True,

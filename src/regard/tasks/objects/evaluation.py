@@ -17,7 +17,7 @@ from regard.data.objects import ObjectDataset, ObjectFeed
 from regard.errors import ConfigError
 from regard.evaluation import whole_json
 from regard.metrics import Comparison, Figure
-from regard.metrics.detection import DetectionSummary, Found, Truth, compare_detection, summarise_detection
+from regard.metrics.detection import Detections, DetectionSummary, Truth, compare_detection, summarise_detection
 from regard.metrics.detection_errors import ERRORS, Error, confusion, error_breakdown
 from regard.nn.boxes import overlaps, to_corners
 from regard.tasks.objects.decoding import decode, to_file
@@ -45,7 +45,7 @@ class DetectionEvaluation:
     keys: list[str]
     index: np.ndarray
     truths: list[Truth]
-    found: list[Found]
+    detections: list[Detections]
     threshold: float
     """The score from which on a box counts, where boxes are counted one by one."""
     spread: Spread
@@ -57,20 +57,23 @@ class DetectionEvaluation:
 
     @staticmethod
     def of(
-        classes: tuple[str, ...], keys: list[str], index: np.ndarray, truths: list[Truth], found: list[Found],
+        classes: tuple[str, ...], keys: list[str], index: np.ndarray, truths: list[Truth], detections: list[Detections],
         threshold: float, spread: Spread,
     ) -> DetectionEvaluation:  # fmt: skip
+        count = len(classes)
+        summary = summarise_detection(truths, detections, classes)
+        errors = error_breakdown(truths, detections, count, threshold)
+        confused = confusion(truths, detections, count, threshold)
         return DetectionEvaluation(
-            classes, keys, index, truths, found, threshold, spread, summarise_detection(truths, found, classes),
-            error_breakdown(truths, found, len(classes), threshold), confusion(truths, found, len(classes), threshold),
-        )  # fmt: skip
+            classes, keys, index, truths, detections, threshold, spread, summary, errors, confused
+        )
 
     def without(self, seen: set[int]) -> DetectionEvaluation:
         """The same without these samples of the dataset."""
         kept = np.flatnonzero(~np.isin(self.index, list(seen))).tolist()
         keys = [self.keys[n] for n in kept]
-        truths, found = [self.truths[n] for n in kept], [self.found[n] for n in kept]
-        made = self.of(self.classes, keys, self.index[kept], truths, found, self.threshold, self.spread)
+        truths, detections = [self.truths[n] for n in kept], [self.detections[n] for n in kept]
+        made = self.of(self.classes, keys, self.index[kept], truths, detections, self.threshold, self.spread)
         return replace(made, whole=self)
 
     @property
@@ -80,15 +83,19 @@ class DetectionEvaluation:
     def predictions(self) -> list[dict[str, Any]]:
         """One row per image: its objects and the predicted boxes, as JSON; corners in pixels of the file."""
         return [
-            {"name": key, "objects": _objects_text(truth, self.classes), "predicted": _found_text(found, self.classes)}
-            for key, truth, found in zip(self.keys, self.truths, self.found, strict=True)
+            {
+                "name": key,
+                "objects": _objects_text(truth, self.classes),
+                "predicted": _found_text(detections, self.classes),
+            }
+            for key, truth, detections in zip(self.keys, self.truths, self.detections, strict=True)
         ]
 
     def worst(self) -> list[int]:
         """Images by the number of their errors, most first."""
         totals = [
-            confusion([truth], [found], len(self.classes), self.threshold)
-            for truth, found in zip(self.truths, self.found, strict=True)
+            confusion([truth], [detections], len(self.classes), self.threshold)
+            for truth, detections in zip(self.truths, self.detections, strict=True)
         ]
         wrong = np.array([counts.sum() - np.trace(counts[:-1, :-1]) for counts in totals])
         return np.argsort(-wrong, kind="stable").tolist()
@@ -142,8 +149,8 @@ def _objects_text(truth: Truth, classes: Sequence[str]) -> str:
     return json.dumps([[classes[n], *_short(box), round(area, 2), int(crowd)] for n, box, area, crowd in rows])
 
 
-def _found_text(found: Found, classes: Sequence[str]) -> str:
-    rows = zip(found.labels.tolist(), found.scores.tolist(), found.boxes.tolist(), strict=True)
+def _found_text(detections: Detections, classes: Sequence[str]) -> str:
+    rows = zip(detections.labels.tolist(), detections.scores.tolist(), detections.boxes.tolist(), strict=True)
     return json.dumps([[classes[n], round(score, 6), *_short(box)] for n, score, box in rows])
 
 
@@ -164,12 +171,14 @@ def truths_of(dataset: ObjectDataset, index: Iterable[int], classes: Sequence[st
 
 def sure_boxes(result: DetectionEvaluation) -> list[int]:
     """Images with boxes that count, by the surest: of every class the first, then of every class the second."""
-    best = {n: int(found.scores.argmax()) for n, found in enumerate(result.found) if len(found.scores)}
-    ranked = sorted(best, key=lambda n: -result.found[n].scores[best[n]])
+    best = {
+        n: int(detections.scores.argmax()) for n, detections in enumerate(result.detections) if len(detections.scores)
+    }
+    ranked = sorted(best, key=lambda n: -result.detections[n].scores[best[n]])
     turns, counts = dict[int, int](), Counter[int]()
     for n in ranked:
-        if result.found[n].scores[best[n]] >= result.threshold:
-            label = int(result.found[n].labels[best[n]])
+        if result.detections[n].scores[best[n]] >= result.threshold:
+            label = int(result.detections[n].labels[best[n]])
             turns[n] = counts[label]
             counts[label] += 1
     return sorted(turns, key=lambda n: turns[n])
@@ -183,14 +192,14 @@ def detect(
     tick: Callable[..., None],
     objective: Any,
     watch: Callable[[Any, Batch], None] = lambda output, batch: None,
-) -> tuple[list[int], list[Found], float, Spread]:
+) -> tuple[list[int], list[Detections], float, Spread]:
     """Over everything the feed gives: sample numbers, boxes in pixels of the files, the mean loss, and the spread.
 
     `watch` sees every output and its batch.
     """
     training, config = model.training, model.config
     model.eval()
-    index, found, lost, scores = list[int](), list[Found](), 0.0, list[float]()
+    index, detections, lost, scores = list[int](), list[Detections](), 0.0, list[float]()
     places, answers = list[float](), list[float]()
     try:
         for number, batch in enumerate(feed.epoch(0, 0, iter), start=1):
@@ -202,7 +211,9 @@ def detect(
                 shape = shapes[sample]
                 assert shape is not None
                 boxes = to_file(result.boxes[row].cpu(), shape).double().numpy()
-                found.append(Found(boxes, result.labels[row].cpu().numpy(), result.scores[row].double().cpu().numpy()))
+                detections.append(
+                    Detections(boxes, result.labels[row].cpu().numpy(), result.scores[row].double().cpu().numpy())
+                )
             index += batch.numbers
             some = (batch.targets["labels"] >= 0).any(1)
             scores += result.scores[:, 0][some].tolist()
@@ -213,7 +224,7 @@ def detect(
     finally:
         model.train(training)
     spread = Spread(*(float(np.mean(part)) if part else 0.0 for part in (places, answers, scores)))
-    return index, found, lost / max(len(index), 1), spread
+    return index, detections, lost / max(len(index), 1), spread
 
 
 def compare_detectors(first: Rows, second: Rows, classes: Sequence[str]) -> dict[str, Comparison]:
@@ -232,11 +243,11 @@ def compare_detectors(first: Rows, second: Rows, classes: Sequence[str]) -> dict
         )
         for row in objects
     ]
-    found = [
-        [Found(_array(row, 2, 6).reshape(-1, 4), _labels(row, names), _array(row, 1, 2).ravel()) for row in rows]
+    detections = [
+        [Detections(_array(row, 2, 6).reshape(-1, 4), _labels(row, names), _array(row, 1, 2).ravel()) for row in rows]
         for rows in read
     ]
-    return compare_detection(truths, found[0], found[1], len(names))
+    return compare_detection(truths, detections[0], detections[1], len(names))
 
 
 def _array(rows: list[list[Any]], first: int, last: int) -> np.ndarray:

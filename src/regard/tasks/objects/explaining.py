@@ -71,7 +71,7 @@ class BoxExplainer(PicturePredictor):
         x, mask = prepare(item.image[None].to(self.device), filled, self.preparation.mean, self.preparation.std)
         return Shown(name, x, mask, to_float(item.image), frame, pixels)
 
-    def found(self, output: Any) -> Boxes:
+    def detections(self, output: Any) -> Boxes:
         """The boxes of one image, in the order of the predictions."""
         return decode(output, self.model.config.classification)
 
@@ -97,16 +97,16 @@ class BoxExplainer(PicturePredictor):
         shown, kind = self.shown(image), self.model.config.classification
         with torch.no_grad():
             output = self.model(shown.x, shown.mask)
-            found = self.found(output)
-        count = len(found.scores[0])
+            detections = self.detections(output)
+        count = len(detections.scores[0])
         if not 0 <= box < count:
             raise ConfigError(f"there is no box {box}", do=f"give 0 to {count - 1}, the surest first")
         if target is not None and target not in self.classes:
             raise ConfigError(f"the model has no class {target!r}", do=did_you_mean(target, self.classes))
-        query = int(found.queries[0, box])
-        number = int(found.labels[0, box]) if target is None else self.classes.index(target)
-        corners = to_file(found.boxes[0, box].cpu(), shown.frame.file_size)
-        label, score = self.classes[int(found.labels[0, box])], float(found.scores[0, box])
+        query = int(detections.queries[0, box])
+        number = int(detections.labels[0, box]) if target is None else self.classes.index(target)
+        corners = to_file(detections.boxes[0, box].cpu(), shown.frame.file_size)
+        label, score = self.classes[int(detections.labels[0, box])], float(detections.scores[0, box])
         words = f"box {box}: {label} {score:.0%} at {' '.join(f'{side:.0f}' for side in corners.tolist())}"
         if checks == "all":
             self.random_models = self.random_models or random_twins(self.model)
@@ -139,8 +139,10 @@ class BoxExplainer(PicturePredictor):
         cell = torch.zeros(shown.x.shape[2:], dtype=torch.bool)
         cell[top:bottom, left:right] = True
         with torch.no_grad():
-            found = self.found(self.model(shown.x, shown.mask))
-        words = ", ".join(self.classes[n] for n in found.labels[0, found.scores[0] >= self.threshold].tolist())
+            detections = self.detections(self.model(shown.x, shown.mask))
+        words = ", ".join(
+            self.classes[n] for n in detections.labels[0, detections.scores[0] >= self.threshold].tolist()
+        )
         asked = {"layer": layer, "head": head}
         options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         return explain(

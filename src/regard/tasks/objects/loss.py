@@ -98,17 +98,17 @@ class SetLoss:
         """The sum of the terms, and of those of proposals and denoising queries."""
         total = self._sum(terms[:3])
         with torch.autocast(output.boxes.device.type, enabled=False):
-            if (found := getattr(output, "proposals", None)) is not None:
-                logits, boxes = found.logits.float()[None], found.boxes.float()[None]
-                cost = self.costs(logits, boxes, targets).masked_fill(~found.valid[..., None], torch.inf)
+            if (proposals := getattr(output, "proposals", None)) is not None:
+                logits, boxes = proposals.logits.float()[None], proposals.boxes.float()[None]
+                cost = self.costs(logits, boxes, targets).masked_fill(~proposals.valid[..., None], torch.inf)
                 owners = self._nearest(cost, targets["labels"] >= 0)
-                total = total + self._sum(self._terms(logits, boxes, owners, targets, self.many, found.valid))
-            if (found := getattr(output, "denoising", None)) is not None:
-                known = (found.targets >= 0) & found.used
+                total = total + self._sum(self._terms(logits, boxes, owners, targets, self.many, proposals.valid))
+            if (noised := getattr(output, "denoising", None)) is not None:
+                known = (noised.targets >= 0) & noised.used
                 each = (known.sum() / (targets["labels"] >= 0).sum().clamp_min(1)).clamp_min(1)
-                owners = torch.where(found.used, found.targets, -1).expand(found.logits.shape[:-1])
-                logits, boxes = found.logits.float(), found.boxes.float()
-                total = total + self._sum(self._terms(logits, boxes, owners, targets, each, found.used, each))
+                owners = torch.where(noised.used, noised.targets, -1).expand(noised.logits.shape[:-1])
+                logits, boxes = noised.logits.float(), noised.boxes.float()
+                total = total + self._sum(self._terms(logits, boxes, owners, targets, each, noised.used, each))
         return total
 
     def terms(self, output: Any, targets: Tensors) -> Terms:

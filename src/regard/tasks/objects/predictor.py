@@ -100,8 +100,8 @@ class Detector(BoxExplainer):
         folder = None if draw is None else Run.create(Path(draw)).path
         for number, (made, pixels) in enumerate(self.with_pixels(images, batch_size, failed, threshold), start=1):
             if folder:
-                found = (made.boxes, made.labels, made.scores)
-                draw_boxes(folder / f"{number:04d}-{Path(made.name).stem}.png", pixels, found=found)
+                detections = (made.boxes, made.labels, made.scores)
+                draw_boxes(folder / f"{number:04d}-{Path(made.name).stem}.png", pixels, detections=detections)
             yield made
 
     @torch.inference_mode()
@@ -152,8 +152,8 @@ class Detector(BoxExplainer):
         """A line per box."""
         rows = list[tuple[str, ...]]()
         for made in predictions:
-            found = zip(made.labels, made.scores.tolist(), made.boxes.tolist(), strict=True)
-            for number, (label, score, box) in enumerate(found):
+            detections = zip(made.labels, made.scores.tolist(), made.boxes.tolist(), strict=True)
+            for number, (label, score, box) in enumerate(detections):
                 rows.append((made.name, f"{number}", label, f"{score:.3f}", " ".join(f"{side:.1f}" for side in box)))
             rows += [] if len(made) else [(made.name, "–", "", "", "")]
         if rows:

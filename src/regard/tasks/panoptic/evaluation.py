@@ -16,8 +16,8 @@ from regard.data.objects.panoptic_dataset import PanopticDataset
 from regard.evaluation import whole_json
 from regard.metrics import Comparison, Figure, paired_bootstrap
 from regard.metrics.detection import (
+    Detections,
     DetectionSummary,
-    Found,
     Truth,
     average_precision,
     encode_masks,
@@ -46,7 +46,7 @@ class Gathered:
     ):
         self.dataset, self.classes, self.things = dataset, classes, things
         self.classification, self.thresholds = classification, thresholds
-        self.index, self.found, self.truths = list[int](), list[Found](), list[Truth]()
+        self.index, self.detections, self.truths = list[int](), list[Detections](), list[Truth]()
         self.counts: dict[float, list[np.ndarray]] = {threshold: [] for threshold in thresholds}
 
     def __call__(self, output: Any, batch: Batch) -> None:
@@ -56,7 +56,7 @@ class Gathered:
             self.index.append(number)
             boxes, labels = image.boxes.double().numpy(), image.labels.cpu().numpy()
             codes = encode_masks(image.outlines().cpu().numpy())
-            self.found.append(Found(boxes, labels, image.scores.double().cpu().numpy(), codes))
+            self.detections.append(Detections(boxes, labels, image.scores.double().cpu().numpy(), codes))
             self.truths.append(self._truth(number))
             if isinstance(self.dataset, PanopticDataset):
                 for threshold in self.thresholds:
@@ -88,7 +88,7 @@ def map_counts(
 def quick_figures(gathered: Gathered) -> dict[str, float]:
     """What the training loop chooses by, without intervals: PQ at the best threshold, or AP of masks."""
     ones = np.ones(len(gathered.truths))
-    masks = average_precision(rank(gathered.truths, gathered.found, len(gathered.classes)), ones)[0]
+    masks = average_precision(rank(gathered.truths, gathered.detections, len(gathered.classes)), ones)[0]
     there = masks[~np.isnan(masks)]
     figures = {"mask_ap": float(there.mean()) if there.size else 0.0}
     quality = {threshold: _quality(np.stack(own)) for threshold, own in gathered.counts.items() if own}
@@ -109,7 +109,7 @@ class PanopticEvaluation:
     """Of each image and class: `panoptic_counts`."""
     map_threshold: float
     mask_truths: list[Truth]
-    mask_found: list[Found]
+    mask_detections: list[Detections]
     quality: PanopticSummary | None
     whole: PanopticEvaluation | None = None
     """With the samples that the model has seen, where these are left out."""
@@ -117,19 +117,19 @@ class PanopticEvaluation:
     @staticmethod
     def of(
         boxes: DetectionEvaluation, things: tuple[bool, ...], counts: np.ndarray | None, map_threshold: float,
-        truths: list[Truth], found: list[Found],
+        truths: list[Truth], detections: list[Detections],
     ) -> PanopticEvaluation:  # fmt: skip
         quality = None if counts is None else summarise_panoptic(counts, boxes.classes, things)
-        masks = summarise_detection(truths, found, boxes.classes)
-        return PanopticEvaluation(boxes, masks, things, counts, map_threshold, truths, found, quality)
+        masks = summarise_detection(truths, detections, boxes.classes)
+        return PanopticEvaluation(boxes, masks, things, counts, map_threshold, truths, detections, quality)
 
     def without(self, seen: set[int]) -> PanopticEvaluation:
         """The same without these samples of the dataset."""
         kept = np.flatnonzero(~np.isin(self.boxes.index, list(seen))).tolist()
         counts = None if self.counts is None else self.counts[kept]
-        truths, found = [self.mask_truths[n] for n in kept], [self.mask_found[n] for n in kept]
+        truths, detections = [self.mask_truths[n] for n in kept], [self.mask_detections[n] for n in kept]
         boxes = replace(self.boxes.without(seen), whole=None)
-        return replace(self.of(boxes, self.things, counts, self.map_threshold, truths, found), whole=self)
+        return replace(self.of(boxes, self.things, counts, self.map_threshold, truths, detections), whole=self)
 
     @property
     def keys(self) -> list[str]:

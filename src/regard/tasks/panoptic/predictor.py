@@ -99,9 +99,9 @@ class Segmenter(Detector):
                 segments,
             )  # fmt: skip
 
-    def found(self, output: Any) -> Boxes:
+    def detections(self, output: Any) -> Boxes:
         """Those of things, as in the predictions."""
-        every = super().found(output)
+        every = super().detections(output)
         kept = torch.tensor(self.things, device=every.labels.device)[every.labels[0]]
         return Boxes(*(part[:, kept] for part in every))
 

@@ -20,7 +20,7 @@ from regard.data.objects.loader import MASK_STRIDE
 from regard.data.objects.panoptic_dataset import PanopticDataset
 from regard.errors import ConfigError
 from regard.metrics import Comparison
-from regard.metrics.detection import Found, Truth, quick_ap
+from regard.metrics.detection import Detections, Truth, quick_ap
 from regard.networks.base import Network
 from regard.tasks.objects.diagnostics import diagnose_training
 from regard.tasks.objects.evaluation import DetectionEvaluation, detect, sure_boxes
@@ -157,8 +157,8 @@ class Task(ObjectTask):
         kind = self.network().config.classification
         gathered = Gathered(self.dataset, classes, self.things, kind, THRESHOLDS)
         lost = detect(model, loader, self.dataset.shapes, tick, self.objective, gathered)[2]
-        truths, found = without_masks(gathered)
-        return {"loss": lost} | quick_figures(gathered) | quick_ap(truths, found, len(classes))
+        truths, detections = without_masks(gathered)
+        return {"loss": lost} | quick_figures(gathered) | quick_ap(truths, detections, len(classes))
 
     @classmethod
     def measure(cls, predictor: Segmenter, dataset: ObjectDataset, feed: ObjectFeed, tick: Any) -> PanopticEvaluation:
@@ -167,11 +167,11 @@ class Task(ObjectTask):
         gathered = Gathered(dataset, predictor.classes, predictor.things, config.classification, (threshold,))
         objective = PanopticLoss.of(config)
         spread = detect(predictor.model, feed, dataset.shapes, tick, objective, gathered)[3]
-        truths, found = without_masks(gathered)
+        truths, detections = without_masks(gathered)
         keys, index = [dataset.key(n) for n in gathered.index], np.array(gathered.index)
-        boxes = DetectionEvaluation.of(predictor.classes, keys, index, truths, found, predictor.threshold, spread)
+        boxes = DetectionEvaluation.of(predictor.classes, keys, index, truths, detections, predictor.threshold, spread)
         counts = np.stack(gathered.counts[threshold]) if gathered.counts[threshold] else None
-        return PanopticEvaluation.of(boxes, predictor.things, counts, threshold, gathered.truths, gathered.found)
+        return PanopticEvaluation.of(boxes, predictor.things, counts, threshold, gathered.truths, gathered.detections)
 
     def explain(self, run: Run, trained: Segmenter, result: PanopticEvaluation, progress: Progress) -> None:
         """Draw the maps of images, the worst and the best by turns, and explain sure boxes of things."""
@@ -219,6 +219,8 @@ def things_of(dataset: ObjectDataset) -> tuple[bool, ...]:
     return dataset.things if isinstance(dataset, PanopticDataset) else (True,) * len(dataset.source.classes)
 
 
-def without_masks(gathered: Gathered) -> tuple[list[Truth], list[Found]]:
+def without_masks(gathered: Gathered) -> tuple[list[Truth], list[Detections]]:
     """The same truths and predictions, measured by their boxes."""
-    return [own._replace(masks=None) for own in gathered.truths], [own._replace(masks=None) for own in gathered.found]
+    return [own._replace(masks=None) for own in gathered.truths], [
+        own._replace(masks=None) for own in gathered.detections
+    ]
