@@ -124,7 +124,9 @@ class Swin(Network):
                 f"(batch, {self.config.channels} channels, {len(self.config.patch)} axes) is expected"
             )
         grid = self.config.grids(tuple(x.shape[2:]))[0]
-        tokens = self.patch_norm(self.patches(x)).unflatten(1, grid)
+        tokens = self.patches(x)
+        # Under autocast a norm returns fp32, which the residual stream of the first and largest stage would keep.
+        tokens = self.patch_norm(tokens).to(tokens.dtype).unflatten(1, grid)
         for stage in self.stages:
             tokens = stage(tokens, self.run_block)
         tokens = self.norm(tokens.flatten(1, -2))
