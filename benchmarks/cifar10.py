@@ -5,6 +5,7 @@ in it. Settings were chosen on validation images cut from the training set; so a
 once, at the end. Afterwards the same weights are asked once more, each image together with its mirror image.
 
     python benchmarks/cifar10.py DATA --stem conv --out results      # DATA: the folder with train/ and test/
+    python benchmarks/cifar10.py DATA --model swin_mini --change '{"seed": 1}' --out results
     python benchmarks/cifar10.py --draw results                       # the curves of the runs kept there
 """
 
@@ -19,13 +20,13 @@ from typing import Any
 START = time.time()
 
 
-def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, keep: str | None) -> None:
+def run(data: str, model: dict[str, Any], changes: dict[str, Any], out: Path, keep: str | None) -> None:
     import torch
 
     import regard
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"recipe": "cifar", "stem": stem, "pool": pool, "explain": 0, "out": keep or f"{folder}/run"}
+        settings = {"recipe": "cifar", "explain": 0, "out": keep or f"{folder}/run"} | model
         begun = time.time() - START
         result = regard.train(data, **settings, **changes)
         wall = time.time() - START
@@ -35,7 +36,7 @@ def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, kee
     accuracy = summary["figures"]["accuracy"]
     before = wall - begun - float(rows[-1]["seconds"])
     facts = {
-        "stem": ", ".join([stem, pool, *(f"{name} {value}" for name, value in changes.items() if name != "epochs")]),
+        "stem": ", ".join([*model.values(), *(f"{name} {value}" for name, value in changes.items() if name != "epochs")]),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "parameters": summary["parameters"],
@@ -52,8 +53,9 @@ def run(data: str, stem: str, pool: str, changes: dict[str, Any], out: Path, kee
         ),
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"cifar10-{stem}-{pool}.json").write_text(json.dumps(facts, indent=2) + "\n")
-    with (out / f"cifar10-{stem}-{pool}.csv").open("w", newline="") as file:
+    name = "-".join(["cifar10", *model.values(), *(f"seed{changes[key]}" for key in changes if key == "seed")])
+    (out / f"{name}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    with (out / f"{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("epoch", "seconds", "train_loss", "val_accuracy"))
         writer.writerows((r["epoch"], r["seconds"], r["train_loss"], r["val_accuracy"]) for r in rows)
@@ -84,6 +86,7 @@ def draw(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?")
+    parser.add_argument("--model", help="another network than the recipe's, such as swin_mini")
     parser.add_argument("--stem", choices=("patch", "conv"), default="conv")
     parser.add_argument("--pool", choices=("class", "mean"), default="mean")
     parser.add_argument("--change", type=json.loads, default={}, help="""settings, such as '{"epochs": 90}'""")
@@ -94,4 +97,5 @@ if __name__ == "__main__":
     if options.draw:
         draw(options.draw)
     else:
-        run(options.data, options.stem, options.pool, options.change, options.out, options.keep)
+        model = {"model": options.model} if options.model else {"stem": options.stem, "pool": options.pool}
+        run(options.data, model, options.change, options.out, options.keep)

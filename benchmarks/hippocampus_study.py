@@ -22,7 +22,7 @@ from regard.errors import DataError
 MODELS = ("vit3d_nano", "swin3d_nano")
 RECIPE = {
     "epochs": 60, "batch_size": 16, "lr": 5e-4, "optimizer": "adamw", "weight_decay": 0.05, "size": (40, 56, 40),
-    "warmup": 0.1, "label_smoothing": 0.0,
+    "warmup": 0.1, "label_smoothing": 0.0, "compile": False,
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ SCANS = ("pre,flair,post", "flair", "post", "pre")
 MODELS = ("vit3d_nano", "swin3d_nano", "monai_resnet10", "monai_densenet121")
 RECIPE = {
     "epochs": 60, "batch_size": 16, "lr": 5e-4, "optimizer": "adamw", "weight_decay": 0.05, "size": (64, 64, 32),
-    "warmup": 0.1,
+    "warmup": 0.1, "compile": False,
 }  # fmt: skip
 """The same for every network; nothing of it was chosen on these data."""
 QUESTIONS = {

@@ -80,7 +80,8 @@ def check() -> None:
 
 
 def relative(tensor: Tensor, exact: Tensor) -> float:
-    return float((tensor.double() - exact.double()).abs().max() / exact.double().abs().max())
+    tensor, exact = tensor.detach().double(), exact.detach().double()
+    return float((tensor - exact).abs().max() / exact.abs().max())
 
 
 def cut(side: int, shift: tuple[int, int]) -> Windows:
@@ -195,9 +196,11 @@ def build(name: str) -> nn.Module:
         import timm  # pyright: ignore[reportMissingImports]
 
         return timm.create_model("swin_tiny_patch4_window7_224", drop_path_rate=DROP_PATH).cuda()
-    from torchvision.models import swin_t  # pyright: ignore[reportMissingImports]
+    from torchvision.models import SwinTransformer  # pyright: ignore[reportMissingImports]
 
-    return swin_t(stochastic_depth_prob=DROP_PATH).cuda()
+    # As its `swin_t`, whose stochastic depth of 0.2 cannot be changed.
+    shape: dict[str, Any] = {"embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]}
+    return SwinTransformer([4, 4], window_size=[7, 7], stochastic_depth_prob=DROP_PATH, **shape).cuda()
 
 
 def warm(name: str, work: Callable[[], object]) -> None:

@@ -30,7 +30,13 @@ def to_centred(boxes: Tensor) -> Tensor:
 
 def area(boxes: Tensor) -> Tensor:
     """Of boxes given by corners; zero where the right or lower edge comes first."""
-    return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
+    return _product(boxes[..., 2:] - boxes[..., :2])
+
+
+def _product(sides: Tensor) -> Tensor:
+    """Width times height, none below zero. The backward pass of `prod` would wait for the GPU."""
+    width, height = sides.clamp_min(0).unbind(-1)
+    return width * height
 
 
 def overlaps(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +48,7 @@ def overlaps(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     (tensor(0.3333), tensor(0.3333))
     """
     low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
-    shared = (high - low).clamp_min(0).prod(-1)
+    shared = _product(high - low)
     union = area(first) + area(second) - shared
     iou = shared / union.clamp_min(1e-9)
     hull = torch.cat(

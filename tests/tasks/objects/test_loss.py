@@ -184,3 +184,17 @@ def test_the_network_gets_the_targets_only_for_denoising():
     for denoising in (False, True):
         SetLoss(denoising=denoising).forward(lambda *given, **named: seen.append((len(given), *named)), batch)
     assert seen == [(2,), (2, "boxes", "labels")]
+
+
+def test_the_backward_pass_has_no_operation_that_waits_for_a_gpu():
+    """A CUDA graph could not record one: the backward pass of `prod` looks for zeros on the host."""
+    logits, boxes = predicted(len(COUNTS), CLASSES + 1)
+    seen, left = set[Any](), [SetLoss().loss(detection(logits, boxes), objects(COUNTS)[0]).grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [parent for parent, _ in node.next_functions]
+    names = {node.name() for node in seen}
+    assert "MulBackward0" in names
+    assert not {name for name in names if name.startswith(("Prod", "MaskedSelect", "IndexBackward", "Nonzero"))}
