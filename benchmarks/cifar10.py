@@ -36,7 +36,9 @@ def run(data: str, model: dict[str, Any], changes: dict[str, Any], out: Path, ke
     accuracy = summary["figures"]["accuracy"]
     before = wall - begun - float(rows[-1]["seconds"])
     facts = {
-        "stem": ", ".join([*model.values(), *(f"{name} {value}" for name, value in changes.items() if name != "epochs")]),
+        "stem": ", ".join(
+            [*model.values(), *(f"{name} {value}" for name, value in changes.items() if name != "epochs")]
+        ),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "parameters": summary["parameters"],

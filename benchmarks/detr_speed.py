@@ -6,8 +6,8 @@ compiled and recorded as one CUDA graph, as `regard train` does it. transformers
 inference also compiled and recorded as one graph by this script. Two take turns, and the figure is the median of the
 turns' ratios with their spread. First the matching on the GPU is compared with SciPy's.
 
-    python benchmarks/detr_speed.py [--only training inference] [--peers eager compiled recorded] [--turns 5] [--seconds 400]
-        [--profile FILE] [--no-check]
+    python benchmarks/detr_speed.py [--only training inference] [--peers eager compiled recorded] [--turns 5]
+        [--seconds 400] [--profile FILE] [--no-check]
     python benchmarks/detr_speed.py --device cpu --size 64 64 --batch 2 --turns 1 --steps 1 --tiny  # a trial
 """
 
