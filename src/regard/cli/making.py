@@ -46,7 +46,8 @@ class Demo:
 
 
 DATA_HELP = """A folder of class folders, a .csv or .tsv with path and label (or numbers), a MedMNIST .npz, or digits;
-of boxes a folder or file of COCO, YOLO or Pascal VOC; of parallel text a folder with files such as train.en and train.de, a table of two columns, or dates."""
+of boxes a folder or file of COCO, YOLO or Pascal VOC;
+of parallel text a folder with files such as train.en and train.de, a table of two columns, or dates."""
 
 IMAGES_HELP = (
     "A folder of images, a .csv or .tsv with a column of paths, a MedMNIST .npz, or digits. Labels are not used."
