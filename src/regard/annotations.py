@@ -30,8 +30,8 @@ class Annotations:
 
 def recognise_objects(path: Path) -> str | None:
     """Why a path holds images with boxes; None if it does not."""
-    found = find_annotations(path) or find_panoptic(path)
-    return found.why if found else None
+    layout = find_annotations(path) or find_panoptic(path)
+    return layout.why if layout else None
 
 
 def find_panoptic(path: Path) -> Annotations | None:
@@ -62,8 +62,8 @@ def find_annotations(path: Path) -> Annotations | None:
         return None
     folder = path
     for _ in range(DEPTH if path.is_dir() else 0):
-        if found := _coco(folder) or _yolo(folder) or _voc(folder):
-            return found
+        if layout := _coco(folder) or _yolo(folder) or _voc(folder):
+            return layout
         inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))]
         if len(inside) != 1:
             break

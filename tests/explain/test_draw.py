@@ -113,3 +113,12 @@ def test_a_map_with_little_contrast_is_drawn_between_its_own_limits(explained, m
 def limits_shown(monkeypatch, item: Explanation, folder) -> tuple[float, float]:
     *_, painted = figure_of(monkeypatch, [item], folder / "x.png").subfigs[0].axes
     return painted.images[0].get_clim()
+
+
+def test_the_caption_of_a_map_says_its_range(explained, monkeypatch, tmp_path):
+    made = explained(8, 8)
+    even = torch.ones_like(made.map)
+    even[0] = 1.2
+    *_, painted = figure_of(monkeypatch, [replace(made, map=even / even.sum())], tmp_path / "x.png").subfigs[0].axes
+    values = painted.images[0].get_array()
+    assert painted.get_xlabel() == f"map, {values.min():.2f} to {values.max():.2f} times the average"

@@ -7,6 +7,7 @@ import regard
 from regard.errors import ConfigError
 from regard.tasks.classification.settings import Config
 from regard.tasks.classification.task import Task
+from regard.tasks.small_data import require_useful_size
 
 
 @pytest.mark.parametrize(("name", "size", "least", "words"), [
@@ -35,3 +36,23 @@ def test_training_refuses_it_too_and_enlarges_pictures_that_are_smaller_than_a_p
     for size in (7, (32, 7)):
         with pytest.raises(ConfigError, match="smaller than one patch"):
             Task.from_data(Config.of(model="vit_s16", size=size), digits)
+
+
+@pytest.mark.parametrize(("model", "size", "words", "least"), [
+    ("vit_nano", 7, "7 × 7 pixels shows too little of images of 20 × 20", "8 × 8"),
+    ("swin_nano", (16, 7), "16 × 7 pixels shows too little", "8 × 8"),
+    ("vit_nano16", 16, "16 × 16 pixels has one patch only", "32 × 32"),
+])  # fmt: skip
+def test_training_refuses_a_size_that_shows_nothing_of_the_pictures(
+    picture_folder, tmp_path, model, size, words, least
+):
+    with pytest.raises(ConfigError, match=words) as caught:
+        regard.train(picture_folder, model=model, size=size, epochs=1, out=tmp_path / "run", quiet=True)
+    assert f"give --size at least {least}" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_pictures_that_are_as_small_themselves_keep_their_size():
+    require_useful_size((6, 6), (2, 2), (6, 6))
+    with pytest.raises(ConfigError, match="too little"):
+        require_useful_size((6, 6), (2, 2), (20, 20))

@@ -40,6 +40,14 @@ def test_every_sample_is_predicted_once_by_a_network_that_has_not_seen_its_patie
         assert len(set.union(*patients)) == sum(map(len, patients)) == 30, "no patient is in two splits"
 
 
+def test_the_command_to_reproduce_a_fold_makes_all_folds(folded):
+    _, made = folded
+    texts = [(made.path / name / "report.html").read_text(encoding="utf-8") for name in ("", "fold2")]
+    commands = [text.split("To reproduce</h2><pre>")[1].split("</pre>")[0] for text in texts]
+    assert commands[1] == f"{commands[0]}  # this run is fold 2"
+    assert commands[0].endswith(" --folds 3")
+
+
 def test_figures_are_those_of_scikit_learn(folded):
     _, made = folded
     rows, summary = made.read_rows("predictions.csv"), made.read_json("summary.json")

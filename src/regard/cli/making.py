@@ -46,6 +46,7 @@ class Demo:
 
 
 DATA_HELP = """A folder of class folders, a .csv or .tsv with path and label (or numbers), a MedMNIST .npz, or digits;
+of boxes a folder or file of COCO, YOLO or Pascal VOC;
 of parallel text a folder with files such as train.en and train.de, a table of two columns, or dates."""
 
 IMAGES_HELP = (

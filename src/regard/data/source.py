@@ -37,14 +37,14 @@ def split_names(names: Iterable[str]) -> dict[str, str]:
     >>> split_names(["train", "dev", "eval"])
     {'train': 'train', 'dev': 'val', 'eval': 'test'}
     """
-    found: dict[str, str] = {}
+    splits: dict[str, str] = {}
     for name in names:
         words = [word for word in re.findall(r"[a-z]+", name.lower()) if word not in _FILLERS]
         known = [split for split, own in SPLITS.items() if len(words) == 1 and words[0].removesuffix("set") in own]
-        found |= dict.fromkeys([name] if known else [], known[0] if known else "")
-    evals = [name for name in found if "eval" in name.lower()]
-    others = {split for name, split in found.items() if name not in evals}
-    return found | (dict.fromkeys(evals, "test") if "val" in others and "test" not in others else {})
+        splits |= dict.fromkeys([name] if known else [], known[0] if known else "")
+    evals = [name for name in splits if "eval" in name.lower()]
+    others = {split for name, split in splits.items() if name not in evals}
+    return splits | (dict.fromkeys(evals, "test") if "val" in others and "test" not in others else {})
 
 
 @dataclass(frozen=True)

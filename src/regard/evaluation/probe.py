@@ -224,8 +224,8 @@ class Ridge:
 
     def accuracies(self, on: Labelled, strengths: Sequence[float]) -> np.ndarray:
         along = ((on.features - self.mean) / self.std) @ self.directions.T
-        found = [(along @ self._shrunk(strength) + self.bias).argmax(1) == on.labels for strength in strengths]
-        return np.array([hits.mean() for hits in found])
+        hits = [(along @ self._shrunk(strength) + self.bias).argmax(1) == on.labels for strength in strengths]
+        return np.array([right.mean() for right in hits])
 
     def _shrunk(self, strength: float) -> np.ndarray:
         return (self.values / (self.values**2 + strength))[:, None] * self.targets

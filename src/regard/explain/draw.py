@@ -97,7 +97,8 @@ def _draw_row(axes: list[Any], item: Explanation, panels: Panels) -> None:
     show(middle, blended)
     painted = right.imshow(np.where(inside, panels.values, np.nan), cmap="viridis", vmin=least, vmax=most)
     no_ticks(right)
-    for ax, name in zip(axes, ("picture" + panels.part, "map on the picture", "map"), strict=True):
+    spread = f"map, {panels.values[inside].min():.2f} to {panels.values[inside].max():.2f} times the average"
+    for ax, name in zip(axes, ("picture" + panels.part, "map on the picture", spread), strict=True):
         ax.set_xlabel(name, fontsize=8)
         if not inside.all():
             for colour, line, dashes in (("black", 2.0, "-"), ("white", 1.2, "--")):  # seen on dark and on light

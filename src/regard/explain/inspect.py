@@ -98,10 +98,10 @@ def bias_tables(model: nn.Module) -> tuple[Tensor, ...]:
     >>> [tuple(table.shape) for table in bias_tables(regard.create("swin_nano", classes=3))][1:3]
     [(2, 7, 7), (4, 7, 7)]
     """
-    found = [module for module in model.modules() if isinstance(module, RelativePositions)]
+    biases = [module for module in model.modules() if isinstance(module, RelativePositions)]
     return tuple(
         module.table.detach().float().cpu().T.unflatten(1, tuple(2 * side - 1 for side in module.window))
-        for module in found
+        for module in biases
     )
 
 

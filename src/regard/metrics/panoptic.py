@@ -129,8 +129,8 @@ def _qualities(totals: np.ndarray) -> dict[str, np.ndarray]:
     iou, right, wrong, missed = np.moveaxis(totals, -1, 0)
     size = right + 0.5 * wrong + 0.5 * missed
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.where(right > 0, iou / right, 0.0)
-        pq, sq, rq = (np.where(size > 0, part, np.nan) for part in (iou / size, found, right / size))
+        mean_iou = np.where(right > 0, iou / right, 0.0)
+        pq, sq, rq = (np.where(size > 0, part, np.nan) for part in (iou / size, mean_iou, right / size))
     return {"pq": pq, "sq": sq, "rq": rq}
 
 

@@ -25,7 +25,7 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
         stored = run.read_json("config.json")
         where, defaults = str(stored["data"]), str(stored.get("why", ""))
         card = card_text(run, where, config, data, summary, page) if page.limits else ""
-        again = f"regard {command} {reproducing(where, config, origins)}"
+        again = f"regard {command} {reproducing(where, config, origins)}{_folds(run)}"
         html = _page(run, where, config, origins, data, summary, page, defaults, again)
     except (TypeError, ValueError, LookupError, AttributeError) as error:  # a file of the run is not as it was written
         what = f"the run's files are damaged: {type(error).__name__}: {error}"
@@ -169,6 +169,14 @@ def reproducing(data: str, config: RunConfig, origins: dict[str, Any]) -> str:
         else:
             words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else (value,))]
     return " ".join(map(quoted, words))
+
+
+def _folds(run: Run) -> str:
+    """Of one fold's run, the flag that cuts its splits: alone it cannot be made."""
+    around, number = Run(run.path.resolve().parent), run.path.resolve().name.removeprefix("fold")
+    if not number.isdecimal() or not (around.path / "folds.json").is_file():
+        return ""
+    return f" --folds {int(around.read_json('folds.json')['folds'])}  # this run is fold {number}"
 
 
 def _command(run: Run) -> str:

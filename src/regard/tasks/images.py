@@ -54,6 +54,7 @@ from regard.tasks.small_data import (
     choose_size,
     facts,
     fitting_size,
+    require_useful_size,
 )
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
@@ -297,6 +298,8 @@ class ImageTask(Task):
     def build(self, about: dict[str, Any] | None) -> Network:
         network = self._network(about)
         size, channels = network.config.size, network.config.channels
+        if not about and self.job.origins.get("size") == "flag":
+            require_useful_size(size, getattr(network.config, "patch", None), max(self.dataset.sizes, key=max))
         self.images = Images(self.dataset, size, channels)
         plan = self.dataset.source.survey.plan if self.dataset.source.survey else None
         if plan and tuple(size) != plan.size:

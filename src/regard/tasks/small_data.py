@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard import registry
+from regard.errors import ConfigError
 from regard.setting_groups import ImageData
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 SMALL_SIDE = 64
 """Pixels up to which pictures are small."""
+LEAST_SIDE = 8
+"""Pixels below which nothing is left of a larger picture."""
 USUAL_SIDE = 224
 """Pixels that published networks see."""
 MANY_PHOTOS = 50_000
@@ -60,6 +63,23 @@ def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, .
     if not held.get("patch") or not dataset.sizes:
         return None
     return choose_finetune_size(tuple(held["size"]), tuple(held["patch"]), dataset.sizes.most_common(1)[0][0])
+
+
+def require_useful_size(size: tuple[int, ...], patch: tuple[int, ...] | None, images: tuple[int, ...]) -> None:
+    """Refuse an input size that shows nothing of larger pictures, or has one patch only and so nothing to attend to.
+
+    >>> require_useful_size((8, 8), (4, 4), (208, 288)), require_useful_size((7, 7), (1, 1), (7, 7))
+    (None, None)
+    """
+    if len(size) != 2:
+        return
+    least = tuple(max(LEAST_SIDE, 2 * side) for side in patch or (1, 1))
+    shrunk = any(side < min(LEAST_SIDE, own) for side, own in zip(size, images, strict=True))
+    alone = patch is not None and all(side <= one for side, one in zip(size, patch, strict=True))
+    if shrunk or alone:
+        given, smallest = (" × ".join(map(str, sides)) for sides in (size, least))
+        why = "has one patch only" if alone else "shows too little of images of " + " × ".join(map(str, images))
+        raise ConfigError(f"size: an input of {given} pixels {why}", do=f"give --size at least {smallest}")
 
 
 def choose_model(facts: Facts) -> str:

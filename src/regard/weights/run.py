@@ -95,7 +95,7 @@ class Run:
         if not path.exists():
             return
         known = {SETUP, *unfinished} if unfinished and _is_unfinished(path) else ()
-        if not path.is_dir() or any(_is_foreign(found.relative_to(path), known) for found in path.rglob("*")):
+        if not path.is_dir() or any(_is_foreign(file.relative_to(path), known) for file in path.rglob("*")):
             do = "choose another --out; a run that was stopped is resumed by `regard resume`"
             if not unfinished and _is_unfinished(path):
                 do = "choose another --out, or give --resume as well: its set-up was cut short, and is then made anew"
@@ -134,10 +134,10 @@ class Run:
                     raise RunError(f"the folder holds {len(held)} runs of different {kind}s", where=run.path, do=do)
             do = "give the folder that `regard train` made; it comes before the data"
             raise RunError("the folder is not a run: it has no config.json", where=run.path, do=do)
-        for found in run.path.rglob("*"):
-            if found.is_symlink() and not found.is_file():
+        for file in run.path.rglob("*"):
+            if file.is_symlink() and not file.is_file():
                 what = "a folder in the run is a link: what is written there would end up outside of the run"
-                raise RunError(what, where=found, do="put the folder itself there; do not trust runs made by others")
+                raise RunError(what, where=file, do="put the folder itself there; do not trust runs made by others")
         return run
 
     def checkpoint(self, name: str = "best") -> Path:

@@ -99,6 +99,6 @@ def split_of(*names: str) -> str | None:
     """
     for name in names:
         bare = _FILLERS.sub(" ", name)
-        if found := split_names([bare]):
-            return found[bare]
+        if splits := split_names([bare]):
+            return splits[bare]
     return None

@@ -100,8 +100,10 @@ class ObjectDataset(ImageDataset):
     @property
     def has_masks(self) -> bool:
         """Whether every object to be found has an outline."""
-        found = [item for item in self.objects if item.targets]
-        return bool(found) and all(item.segments and all(item.segments[n] for n in item.targets) for item in found)
+        annotated = [item for item in self.objects if item.targets]
+        return bool(annotated) and all(
+            item.segments and all(item.segments[n] for n in item.targets) for item in annotated
+        )
 
     def outlines(self, number: int) -> Tensor:
         """The pixels of each object of a sample, (n, height, width) of its file, true inside."""

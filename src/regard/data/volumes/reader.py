@@ -94,16 +94,16 @@ class Unsettled:
         facts: list[Facts] = []
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(min(cores, 8)) as pool:
-            for found in pool.map(self._facts, self.subjects):
-                facts.append(found)
+            for each in pool.map(self._facts, self.subjects):
+                facts.append(each)
                 tick(len(facts), len(self.subjects))
-        usable = [found for found in facts if not found.error]
+        usable = [each for each in facts if not each.error]
         if not usable:
-            some = "; ".join(f"{found.key}: {found.error}" for found in facts[:SHOWN])
+            some = "; ".join(f"{each.key}: {each.error}" for each in facts[:SHOWN])
             raise DataError(f"no subject can be read: {some}", where=source.name, do="correct the table or the files")
         plan, why = choose_plan(usable, self.wanted)
         survey = Survey(tuple(facts), plan, why)
-        errors = {n: found.error for n, found in enumerate(facts) if found.error}
+        errors = {n: each.error for n, each in enumerate(facts) if each.error}
         reader = VolumeReader(self.subjects, plan, self.cache, self.max_megapixels, errors)
         return replace(source, reader=reader, survey=survey, settle=None)
 

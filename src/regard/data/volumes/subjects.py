@@ -111,7 +111,7 @@ def subjects_source(
     _, columns, rows = read_table(path, how)
     if labels and "label" not in columns:
         others = [name for name in rows[0].texts if name not in (*layout.scans, *layout.masks)] if rows else []
-        do = f"name it by --label-column; the table has {', '.join(others)}"
+        do = f"name it by --label-column (numbers: --column; survival: --time and --event); it has {', '.join(others)}"
         raise DataError("the table has no column for the label", where=path, do=do)
     if not rows:
         raise DataError("the table has no rows", where=path)

@@ -132,8 +132,8 @@ def scores(
     """Measure every kind of attention at every d_k. Finished results are stored in the folder `keep`.
 
     >>> tiny = Lookup(length=8, rounds=1, steps=2, tested=20)
-    >>> found = scores((2, 4), task=tiny, seeds=1)
-    >>> [(row.kind, row.d_k) for row in found.measured][:2]
+    >>> result = scores((2, 4), task=tiny, seeds=1)
+    >>> [(row.kind, row.d_k) for row in result.measured][:2]
     [('q·k / √d_k', 2), ('q·k', 2)]
     """
     task = task or Lookup()

@@ -197,7 +197,7 @@ def evaluate(predictor: LabelsPredictor, dataset: LabelDataset, loader: Loader, 
     def answer(x: Tensor, _: Tensor) -> Tensor:
         return predictor.answers(predictor.model(x, class_token_only=True))
 
-    found, _, index = run_over(predictor.model, answer, loader, predictor.preparation, predictor.device, tick)
-    probs = np.split(found.astype(np.float64), np.cumsum(predictor.sizes)[:-1], axis=1)
+    outputs, _, index = run_over(predictor.model, answer, loader, predictor.preparation, predictor.device, tick)
+    probs = np.split(outputs.astype(np.float64), np.cumsum(predictor.sizes)[:-1], axis=1)
     keys = [dataset.key(int(i)) for i in index]
     return LabelsEvaluation.of(predictor.labels, keys, index, dataset.codes[index], list(probs))

@@ -152,8 +152,8 @@ def concordance_within(
     right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
     for number in np.unique(fold):
         own = fold == number
-        found = Concordance(time[own], event[own]).counts(risk[own], weights[:, own])
-        right, pairs = right + found[0], pairs + found[1]
+        counts = Concordance(time[own], event[own]).counts(risk[own], weights[:, own])
+        right, pairs = right + counts[0], pairs + counts[1]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(pairs > 0, right / pairs, np.nan)
 

@@ -127,15 +127,15 @@ class SurvivalPredictor(ImagePredictor):
         scans = self.preparation.scans
         if not scans and "path" not in columns:
             raise DataError("the table has no column for the path", where=table, do="call it path")
-        found = super().inputs(words) if scans else [table.parent / row.texts[columns["path"]] for row in rows]
+        images = super().inputs(words) if scans else [table.parent / row.texts[columns["path"]] for row in rows]
         needed = [column.name for column in self.clinical.columns] if self.clinical else []
         for name in needed:
             if name not in header:
                 raise DataError(f"the table has no column {name!r}", where=table, do="add it; values may be missing")
-        for image, row in zip(found, rows, strict=True):
+        for image, row in zip(images, rows, strict=True):
             key = image.key if isinstance(image, Subject) else str(image)
             self.known[key] = {name: row.texts[name] for name in needed}
-        return found
+        return images
 
     def target_number(self, target: str | None, answer: Tensor) -> int:
         """The risk, if no interval is said."""
