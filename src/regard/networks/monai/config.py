@@ -28,6 +28,10 @@ SMALLEST_SIDE = 32
 """All but the ResNets halve the input five times."""
 
 
+def smallest_side(kind: str) -> int:
+    return 16 if kind.startswith("resnet") else SMALLEST_SIDE
+
+
 @dataclass(frozen=True)
 class MonaiConfig(ImageConfig):
     """Which of MONAI's networks, for inputs with two or three axes; all its other settings are MONAI's own."""
@@ -44,7 +48,7 @@ class MonaiConfig(ImageConfig):
 
     @property
     def smallest(self) -> tuple[int, ...]:
-        return (16 if self.kind.startswith("resnet") else SMALLEST_SIDE,) * len(self.size)
+        return (smallest_side(self.kind),) * len(self.size)
 
     @property
     def features(self) -> int:
