@@ -205,7 +205,7 @@ def make_cnn(config: ViTConfig) -> MonaiNetwork:
     """The network beside the transformer; what it calls logits are its features, after its own dropout."""
     assert config.cnn is not None
     network = build_monai(config.cnn, size=config.size, channels=config.channels)
-    network.head = nn.Identity()
+    network.add_module("head", nn.Identity())
     return network
 
 
