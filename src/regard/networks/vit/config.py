@@ -49,12 +49,6 @@ VARIANTS = {
     "vit3d_b16": ("B", 16, 96, 3, 1),
 }
 
-Joinable = Literal[
-    "monai_resnet10", "monai_resnet18", "monai_resnet34", "monai_densenet121", "monai_densenet169",
-    "monai_densenet201", "monai_efficientnet_b0", "monai_efficientnet_b1", "monai_efficientnet_b3",
-]  # fmt: skip
-"""Convolutional networks that may stand beside the transformer."""
-
 
 @dataclass(frozen=True)
 class ViTConfig(ImageConfig):
@@ -87,7 +81,10 @@ class ViTConfig(ImageConfig):
     eps: float = shape(1e-6, "Epsilon of LayerNorm.")
     norm: Literal["pre", "post"] = shape("pre", "LayerNorm before or after attention and MLP.")
     rope: bool = shape(False, "Rotary position embeddings, beside any others.")
-    cnn: Joinable | None = shape(None, "MONAI's network whose features join the class token's; trained with it.")
+    cnn: Literal[
+        "monai_resnet10", "monai_resnet18", "monai_resnet34", "monai_densenet121", "monai_densenet169",
+        "monai_densenet201", "monai_efficientnet_b0", "monai_efficientnet_b1", "monai_efficientnet_b3",
+    ] | None = shape(None, "MONAI's network whose features join the class token's; trained with it.")  # fmt: skip
 
     def __post_init__(self) -> None:
         self._require_joinable()
