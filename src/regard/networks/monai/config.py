@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regard.config import change
+from regard.errors import ConfigError
 from regard.geometry import per_axis
 from regard.networks.config import ImageConfig, shape
 
@@ -61,6 +62,10 @@ class MonaiConfig(ImageConfig):
 
 def configure(name: str, **changes: Any) -> MonaiConfig:
     """The config of the variant called `name`; a size of two numbers makes it a network for pictures."""
+    kind = changes.get("kind")
+    if kind in KINDS and kind != VARIANTS[name]:
+        meant = next(other for other, own in VARIANTS.items() if own == kind)
+        raise ConfigError(f"kind={kind!r} contradicts {name}", do=f"give --model {meant}, and leave --kind out")
     size = changes.get("size")
     axes = len(size) if isinstance(size, tuple | list) and len(size) == 2 else 3
     if "size" in changes:
