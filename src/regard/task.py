@@ -343,6 +343,11 @@ class Task(ABC):
     pools: ClassVar[bool] = False
     """Whether out-of-fold predictions can be added up: then there is `pool`, and `pool_page` for the report."""
 
+    @classmethod
+    def fold_settings(cls, dataset: Any, index: list[int], config: Any) -> dict[str, Any]:
+        """Settings that all folds must share for their predictions to be added up, from the samples in the folds."""
+        return {}
+
     @staticmethod
     def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
         """For summary.json: `figures`, `per_fold` (by figure a `Spread`), `headline`, `warnings`, and what is drawn."""

@@ -217,3 +217,10 @@ def test_folds_keep_equal_pixels_together_and_the_test_split_out():
     assert fold_splits(numbers, 2)[:10] == ["unused"] * 10
     with pytest.raises(DataError, match="30 independent images cannot make 31 folds"):
         assign_folds(made(samples, digests=[str(n // 2) for n in range(70)]), 31, 0)
+
+
+def test_images_that_cannot_be_read_are_not_taken_for_equal():
+    dataset = made([Sample(str(n), n % 2, None, group=f"p{n}") for n in range(4)], digests=["x", None, None, "x"])
+    ties = [set(dataset.ties(n)) for n in range(4)]
+    assert ties[0] & ties[3] == {("pixels", "x")}
+    assert not ties[1] & ties[2]

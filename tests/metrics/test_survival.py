@@ -13,6 +13,7 @@ from regard.metrics.survival import (
     breslow,
     brier_scores,
     calibration,
+    cox_slope,
     integrated,
     kaplan_meier,
     log_rank,
@@ -118,3 +119,23 @@ def test_figures_hold_their_values_and_random_risks_hold_chance() -> None:
     chance = survival_figures(time, event, draw.normal(size=200), None, grid, 1.0)
     assert chance.keys() == {"c_index", "auc"}
     assert chance["c_index"].low < 0.5 < chance["c_index"].high
+
+
+def test_a_slope_by_strata_is_that_of_the_sum_of_their_likelihoods():
+    draw = np.random.default_rng(0)
+    strata, risk = np.repeat([0, 1], 150), draw.normal(size=300)
+    risk += 5 * strata  # a constant of a stratum is part of its baseline, and counts nowhere
+    time, event = draw.exponential(np.exp(-0.5 * risk)), draw.random(300) < 0.8
+    time = np.where(strata == 1, 40 * time, time)
+    made = cox_slope(time, event, risk, strata)
+
+    def likelihood(slope: float) -> float:
+        total = 0.0
+        for n in np.flatnonzero(event):
+            at_risk = (strata == strata[n]) & (time >= time[n])
+            total += slope * risk[n] - np.log(np.exp(slope * risk[at_risk]).sum())
+        return total
+
+    assert likelihood(made.value) > max(likelihood(made.value + step) for step in (-1e-3, 1e-3))
+    assert made.low < 0.5 < made.high
+    assert cox_slope(time, event, risk).value != pytest.approx(made.value, abs=0.05)

@@ -14,8 +14,10 @@ import regard
 from regard import api, tasks
 from regard.console import Progress
 from regard.errors import ConfigError, RunError
+from regard.metrics import kaplan_meier
 from regard.metrics.delong import compare_areas, holm
 from regard.metrics.folds import youden
+from regard.metrics.survival import cox_slope
 from regard.run import folds as folding
 from regard.run.folds import Plan, cross_validate
 from regard.tasks.classification.folds import warnings
@@ -205,6 +207,18 @@ def test_numbers_and_survival_are_pooled(tmp_path):
                 right, pairs = right + (gap > 0) + (gap == 0) / 2, pairs + 1
     assert summary["figures"]["c_index"]["value"] == pytest.approx(right / pairs)
     assert "are not comparable" in (survival.path / "report.html").read_text()
+    time, event, risk, alive = (
+        np.array([float(row[name]) for row in rows]) for name in ("time", "event", "risk", "survival")
+    )
+    horizon = float(np.median(time[event > 0]))
+    assert {float(row["horizon"]) for row in rows} == {summary["horizon"]}, "one for all"
+    assert summary["horizon"] == pytest.approx(horizon)
+    observed = 1 - kaplan_meier(time, event > 0).at(horizon)
+    assert summary["figures"]["calibration"]["value"] == pytest.approx(float(observed - (1 - alive).mean()))
+    assert sum(group["n"] for group in summary["calibration_groups"]) == 60
+    fold = np.array([row["fold"] for row in rows])
+    assert summary["figures"]["calibration_slope"]["value"] == cox_slope(time, event > 0, risk, fold).value
+    assert "Predicted and observed" in (survival.path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

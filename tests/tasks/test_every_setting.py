@@ -606,6 +606,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "positions": "sinusoidal", "registers": 2, "distilled": True, "head": "mlp", "dropout": 0.5,
         "drop_path": 0.9, "layer_scale": 0.1,
         "stem": "conv", "eps": 0.5, "norm": "post", "rope": True,
+        "cnn": "monai_resnet10",
     },
     "resnet_nano": {
         "size": (8, 8), "channels": 1, "width": 8, "blocks": (1, 1), "kind": "bottleneck", "stem": "large",
@@ -669,6 +670,11 @@ def made_of(model: str, changes: tuple[tuple[str, Any], ...]) -> str:
 @pytest.mark.parametrize(("model", "name"), FIELDS)
 def test_a_field_of_a_model_changes_the_network(model, name):
     beside = BESIDE.get(name, {})
+    if (model, name) == ("monai_resnet10", "kind"):  # the name says it
+        with pytest.raises(ConfigError, match="kind='resnet18' contradicts monai_resnet10"):
+            made_of.__wrapped__(model, (("kind", "resnet18"),))
+        assert made_of(model, ()) == made_of(model, (("kind", "resnet10"),))
+        return
     base, changed = (made_of(model, tuple((beside | more).items())) for more in ({}, {name: MODELS[model][name]}))
     assert base == made_of.__wrapped__(model, tuple(beside.items())), "the same twice"
     assert base != changed
@@ -686,6 +692,7 @@ def test_fields_of_the_model_reach_the_network_of_a_task(task, place, tmp_path, 
     ("task", "settings", "words"),
     [
         ("pretraining", {"head": "mlp"}, "--head has no effect"),
+        ("pretraining", {"cnn": "monai_resnet10"}, "has no part in pre-training"),
         ("pretraining", {"rope": True}, "rope=True cannot be pre-trained"),
         ("pretraining", {"positions": "conditional"}, "cannot be pre-trained by masking"),
         ("pretraining", {"stem": "conv"}, "stem"),
@@ -710,7 +717,7 @@ def test_what_would_have_no_effect_is_refused(task, settings, words, place, tmp_
         Seen(place, tmp_path / "run", task, data, BASES[task] | settings, monkeypatch).start()
 
 
-PRETRAINED = MODELS["vit_nano"].keys() - {"head", "rope", "stem"}
+PRETRAINED = MODELS["vit_nano"].keys() - {"head", "rope", "stem", "cnn"}
 
 
 @pytest.mark.parametrize("name", sorted(PRETRAINED))

@@ -90,8 +90,9 @@ class ImageDataset:
         return f"class {self.source.classes[stratum]!r}" if len(self.source.classes) > 1 else "the data"
 
     def ties(self, number: int) -> list[Hashable]:
-        group, pixels = self.source.samples[number].group, ("pixels", self.digests[number])
-        return [("group", group), pixels] if group else [pixels]
+        group, digest = self.source.samples[number].group, self.digests[number]
+        pixels = [("pixels", digest)] if digest else []  # what cannot be read is equal to nothing
+        return [("group", group), *pixels] if group else [*pixels]
 
     def require_trainable(self, splits: Sequence[str]) -> None:
         """Every class needs training images."""

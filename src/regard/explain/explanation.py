@@ -234,6 +234,11 @@ def attends(model: Network) -> bool:
     return any(isinstance(module, MultiHeadAttention) for module in model.modules())
 
 
+def joined(model: Network) -> bool:
+    """Whether a convolutional network beside the tokens has a part in the prediction."""
+    return bool(getattr(model.config, "cnn", None))
+
+
 def sensible(model: Network) -> tuple[str, ...]:
     """The methods that make sense for a network.
 
@@ -241,6 +246,8 @@ def sensible(model: Network) -> tuple[str, ...]:
     >>> sensible(regard.create("resnet_nano")), sensible(regard.create("mlp_nano"))
     (('grad_cam', 'integrated_gradients', 'occlusion'), ('integrated_gradients', 'occlusion'))
     """
+    if joined(model):
+        return WITHOUT_ATTENTION
     if attends(model):
         return tuple(METHODS)
     return (*(("grad_cam",) if model.TOKENS_ON_INPUT else ()), *WITHOUT_ATTENTION)
@@ -248,6 +255,8 @@ def sensible(model: Network) -> tuple[str, ...]:
 
 def reported(model: Network) -> tuple[str, ...]:
     """The methods that a report shows for a network."""
+    if joined(model):
+        return (DEFAULT,)
     return REPORTED if attends(model) else sensible(model)[:2]
 
 
@@ -264,6 +273,9 @@ def check_method(method: str, options: dict[str, Any], model: Network | None = N
         kind = bool if name == "identity" else int
         if type(options[name]) is not kind and options[name] is not None:
             raise ConfigError(f"{name}={options[name]!r} does not fit", do=f"give it {in_words(kind)}")
+    if model is not None and joined(model) and method not in sensible(model):
+        what = f"{method} explains the transformer alone, and {model.config.cnn} beside it predicts too"
+        raise ConfigError(what, do=f"use {' or '.join(sensible(model))}, which explain both together")
     if model is not None and method not in sensible(model):
         lacks = "tokens in their places" if method == "grad_cam" else "attention"
         raise ConfigError(

@@ -31,7 +31,7 @@ def random_twins(model: Network, count: int = TWINS, seed: int = 0) -> list[Netw
                 noise = torch.randn(parameter.shape, generator=draw).to(parameter.device)
                 parameter.copy_(parameter.mean() + parameter.std() * noise)
         for module in twin.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):
                 module.reset_running_stats()
         twins.append(twin)
     return twins

@@ -102,25 +102,37 @@ def breslow(time: np.ndarray, event: np.ndarray, log_hazard: np.ndarray) -> tupl
     return times[died > 0], np.cumsum(died / at_risk)[died > 0]
 
 
-def cox_slope(time: np.ndarray, event: np.ndarray, risk: np.ndarray, steps: int = 50) -> Figure:
-    """The coefficient of a risk in Cox's model (Breslow's ties) with its Wald interval; NaN where there is none."""
-    order = np.argsort(-time, kind="stable")
-    time, event, x = time[order], event[order], risk[order] - risk.mean()
-    last = np.searchsorted(-time, -time, side="right") - 1  # the risk set of each: all up to and with equal times
+def cox_slope(
+    time: np.ndarray, event: np.ndarray, risk: np.ndarray, strata: np.ndarray | None = None, steps: int = 50
+) -> Figure:
+    """The coefficient of a risk in Cox's model (Breslow's ties) with its Wald interval; NaN where there is none.
+
+    With `strata`, risk sets are within each: every stratum has a baseline hazard of its own.
+    """
+    groups = np.zeros(len(time)) if strata is None else strata
+    parts = [(time[own], event[own], risk[own]) for own in (groups == name for name in np.unique(groups))]
     slope = 0.0
     for _ in range(steps):
-        hazard = np.exp(np.clip(slope * x, -LARGEST, LARGEST))
-        sums = [np.cumsum(hazard * x**power)[last][event] for power in range(3)]
-        mean = sums[1] / sums[0]
-        information = float((sums[2] / sums[0] - mean**2).sum())
+        gradient, information = np.sum([_cox_moments(*part, slope) for part in parts], axis=0).tolist()
         if not information > 1e-9:
             break
-        change = float((x[event] - mean).sum()) / information
+        change = gradient / information
         slope += float(np.clip(change, -2, 2))
         if abs(change) < 1e-9:
             half = Z / np.sqrt(information)
             return Figure(slope, slope - half, slope + half, len(time))
     return Figure(np.nan, np.nan, np.nan, len(time))
+
+
+def _cox_moments(time: np.ndarray, event: np.ndarray, risk: np.ndarray, slope: float) -> tuple[float, float]:
+    """Gradient and information of Cox's log-likelihood in the coefficient of a risk."""
+    order = np.argsort(-time, kind="stable")
+    time, event, x = time[order], event[order], risk[order] - risk.mean()
+    last = np.searchsorted(-time, -time, side="right") - 1  # the risk set of each: all up to and with equal times
+    hazard = np.exp(np.clip(slope * x, -LARGEST, LARGEST))
+    sums = [np.cumsum(hazard * x**power)[last][event] for power in range(3)]
+    mean = sums[1] / sums[0]
+    return float((x[event] - mean).sum()), float((sums[2] / sums[0] - mean**2).sum())
 
 
 def log_rank(time: np.ndarray, event: np.ndarray, group: np.ndarray) -> LogRank:
@@ -252,7 +264,7 @@ def calibration(time: np.ndarray, event: np.ndarray, death: np.ndarray, when: fl
     return made
 
 
-def _dead_share(time: np.ndarray, event: np.ndarray, when: float, weights: np.ndarray) -> np.ndarray:
+def dead_share(time: np.ndarray, event: np.ndarray, when: float, weights: np.ndarray) -> np.ndarray:
     """1 - Kaplan–Meier at one time, for each row of sample weights."""
     times = np.unique(time[event & (time <= when)])
     alive = np.ones(len(weights))
@@ -286,5 +298,5 @@ def survival_figures(
         scores = integrated(brier_scores(time, event, survival[:, :-1], grid), grid)
         made["integrated_brier"] = weights @ scores / n
         expected = weights @ (1 - survival[:, -1]) / n
-        made["calibration"] = _dead_share(time, event, horizon, weights) - expected
+        made["calibration"] = dead_share(time, event, horizon, weights) - expected
     return {name: with_percentiles(values[0], values[1:], n) for name, values in made.items()}

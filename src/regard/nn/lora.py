@@ -62,14 +62,17 @@ def changed(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
 
 
 def add_lora(model: nn.Module, rank: int) -> None:
-    """Freeze everything but the head, and add low-rank matrices to the queries and values of each attention."""
+    """Freeze everything but the head, and add low-rank matrices to the queries and values of each attention.
+
+    A convolutional network beside the transformer trains as the head does.
+    """
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
         raise ConfigError(
             f"lora={rank} changes attention and the model has none", do="leave --lora out, or use --freeze"
         )
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith("head."))
+        parameter.requires_grad_(name.startswith(("head.", "cnn.")))
     for layer in layers:
         layer.add_module("qkv", LowRank(layer.qkv, rank))
 

@@ -1,7 +1,8 @@
 """What a report of a medical model must say, item by item, and what of it a run knows.
 
 The topics are those of CLAIM (Mongan, Moy & Kahn, 2020; 42 items) and of TRIPOD+AI (Collins et al., 2024; 27 items), in
-our own words, with the numbers of the items there. What a run cannot know is marked as missing.
+our own words, with the numbers of the items there. What a run cannot know is marked as missing. The numbers 21 to 32
+and 35 to 40 of CLAIM have not been checked against its text.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from regard.networks.base import Network
 from regard.nn.lora import add_lora
 from regard.setting_groups import Transfer
 
-_LAST = ("norm", "head")  # modules after the blocks
+_LAST = ("norm", "head", "cnn")  # modules after the blocks, or beside all of them
+_TRAINED = ("head", "cnn")  # what trains though everything is frozen
 
 
 def adapt(model: Network, config: Transfer) -> None:
@@ -23,10 +24,13 @@ def adapt(model: Network, config: Transfer) -> None:
 
 
 def _freeze(model: Network, freeze: int | str) -> None:
-    """Freeze the stem and the first blocks, or all but the head: no gradients, dropout or BatchNorm updates there."""
+    """Freeze the stem and the first blocks, or all but the head: no gradients, dropout or BatchNorm updates there.
+
+    A convolutional network beside a transformer trains: it is no part of what was trained before.
+    """
     if freeze == "all":
-        stays = {name for name, _ in model.named_parameters() if not name.startswith("head.")}
-        model.frozen = tuple(name for name, _ in model.named_children() if name != "head")
+        stays = {name for name, _ in model.named_parameters() if name.split(".")[0] not in _TRAINED}
+        model.frozen = tuple(name for name, _ in model.named_children() if name not in _TRAINED)
     else:
         blocks, count = _blocks(model, f"freeze={freeze}"), int(freeze)
         if count > len(blocks):

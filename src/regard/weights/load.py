@@ -221,7 +221,7 @@ def _inflate(
     like = registry.configure(name, **{key: fields[key] for key in AXES if key in fields})
     if type(like) is not type(config):
         return config  # which is refused with the name
-    for field, only in {"stem": "patch", "rope": False}.items():
+    for field, only in {"stem": "patch", "rope": False, "cnn": None}.items():
         if getattr(config, field, only) != only:
             what = f"weights with {field}={getattr(config, field)!r} cannot be inflated to volumes"
             raise ConfigError(what, where=where, do=f"give weights of a network with {field}={only!r}")

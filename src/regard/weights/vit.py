@@ -15,6 +15,7 @@ from regard.config import make
 from regard.errors import ConfigError, RunError
 from regard.geometry import grid_of, per_axis
 from regard.networks.vit.config import SIZES, VARIANTS, ViTConfig, configure
+from regard.networks.vit.network import make_cnn
 from regard.nn.patches import resample_grid
 from regard.weights.family import Family, Written
 from regard.weights.files import Opened
@@ -270,6 +271,19 @@ def adapt(state: dict[str, Tensor], config: ViTConfig, target: ViTConfig, notes:
         notes.changed.append(f"positions are resampled from {sides[0]} to {sides[1]} patches")
     if config.channels != target.channels and config.stem == "patch":
         change_channels(state, config.channels, target.channels, notes)
+    if target.cnn and (config.cnn, config.channels) != (target.cnn, target.channels):
+        _start_cnn(state, target, notes)
+
+
+def _start_cnn(state: dict[str, Tensor], target: ViTConfig, notes: Notes) -> None:
+    """Random weights for the convolutional network beside the transformer, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = make_cnn(target).state_dict()
+    for key in [key for key in state if key.startswith("cnn.")]:
+        del state[key]
+    state.update({f"cnn.{key}": tensor for key, tensor in made.items()})
+    notes.untrained.append(f"the weights of {target.cnn}, beside the transformer, are random")
 
 
 def write(weights: Mapping[str, Tensor], config: ViTConfig, to: str) -> Written:
@@ -366,6 +380,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
         raise _inexpressible("distilled=True beside registers or LayerScale", target, "keep it as regard")
     if len(config.size) != 2:
         raise _inexpressible(f"an input of {len(config.size)} axes", target, "keep it as regard")
+    if config.cnn:
+        raise _inexpressible(f"cnn={config.cnn!r}", target, "keep it as regard")
     for field, own in {"norm": "post", "stem": "conv", "positions": "conditional", "rope": True}.items():
         if getattr(config, field) == own:
             raise _inexpressible(f"{field}={own!r}", target, "no other format here can; keep it as regard")

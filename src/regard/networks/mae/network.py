@@ -61,6 +61,9 @@ class MaskedAutoencoder(Network):
                 "positions='conditional' cannot be pre-trained by masking: they need the whole grid",
                 do="use --positions sinusoidal",
             )
+        if vit.cnn:
+            what = f"cnn={vit.cnn!r} has no part in pre-training by masking"
+            raise ConfigError(what, do="give --cnn when fine-tuning")
         if vit.rope:
             raise ConfigError("rope=True cannot be pre-trained by masking yet", do="leave --rope out")
         self.config, self.encoder = config, encoder

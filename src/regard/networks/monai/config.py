@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regard.config import change
+from regard.errors import ConfigError
 from regard.geometry import per_axis
 from regard.networks.config import ImageConfig, shape
 
@@ -28,6 +29,10 @@ SMALLEST_SIDE = 32
 """All but the ResNets halve the input five times."""
 
 
+def smallest_side(kind: str) -> int:
+    return 16 if kind.startswith("resnet") else SMALLEST_SIDE
+
+
 @dataclass(frozen=True)
 class MonaiConfig(ImageConfig):
     """Which of MONAI's networks, for inputs with two or three axes; all its other settings are MONAI's own."""
@@ -44,7 +49,7 @@ class MonaiConfig(ImageConfig):
 
     @property
     def smallest(self) -> tuple[int, ...]:
-        return (16 if self.kind.startswith("resnet") else SMALLEST_SIDE,) * len(self.size)
+        return (smallest_side(self.kind),) * len(self.size)
 
     @property
     def features(self) -> int:
@@ -57,6 +62,10 @@ class MonaiConfig(ImageConfig):
 
 def configure(name: str, **changes: Any) -> MonaiConfig:
     """The config of the variant called `name`; a size of two numbers makes it a network for pictures."""
+    kind = changes.get("kind")
+    if kind in KINDS and kind != VARIANTS[name]:
+        meant = next(other for other, own in VARIANTS.items() if own == kind)
+        raise ConfigError(f"kind={kind!r} contradicts {name}", do=f"give --model {meant}, and leave --kind out")
     size = changes.get("size")
     axes = len(size) if isinstance(size, tuple | list) and len(size) == 2 else 3
     if "size" in changes:

@@ -9,6 +9,8 @@ from regard.config import change, require_positive, require_shares
 from regard.errors import ConfigError
 from regard.geometry import per_axis
 from regard.networks.config import ImageConfig, shape
+from regard.networks.monai.config import KINDS, smallest_side
+from regard.networks.monai.config import VARIANTS as MONAI
 
 # width, depth, heads, mlp. B, L, H: the paper's Table 1. Ti, S: DeiT (Touvron et al., 2021), Table 1.
 # B_half is ViT-b of Figure 4, "all hidden dimensions halved": the widths, not the number of heads.
@@ -79,8 +81,13 @@ class ViTConfig(ImageConfig):
     eps: float = shape(1e-6, "Epsilon of LayerNorm.")
     norm: Literal["pre", "post"] = shape("pre", "LayerNorm before or after attention and MLP.")
     rope: bool = shape(False, "Rotary position embeddings, beside any others.")
+    cnn: Literal[
+        "monai_resnet10", "monai_resnet18", "monai_resnet34", "monai_densenet121", "monai_densenet169",
+        "monai_densenet201", "monai_efficientnet_b0", "monai_efficientnet_b1", "monai_efficientnet_b3",
+    ] | None = shape(None, "MONAI's network whose features join the class token's; trained with it.")  # fmt: skip
 
     def __post_init__(self) -> None:
+        self._require_joinable()
         super().__post_init__()
         require_positive(self, "width", "depth", "heads", "mlp")
         each, least = self.width // self.heads, 2 * len(self.size)
@@ -98,13 +105,27 @@ class ViTConfig(ImageConfig):
         if not 0 < self.eps < 1:
             raise ConfigError(f"eps={self.eps} is out of range", do="give a small number above 0, such as 1e-6")
 
+    def _require_joinable(self) -> None:
+        """A convolutional network beside the transformer needs one token to join, and room to halve its input."""
+        if self.cnn is None:
+            return
+        if self.distilled:
+            what = f"cnn={self.cnn!r} joins features to one token, and a distillation token is a second one"
+            raise ConfigError(what, do="leave --cnn or --distilled out")
+        least = smallest_side(MONAI[self.cnn])
+        if min(self.size) < least:
+            size = " × ".join(map(str, self.size))
+            do = f"give --size at least {least}, or --cnn monai_resnet10, which takes {smallest_side('resnet10')}"
+            raise ConfigError(f"an input of {size} pixels is smaller than {self.cnn} can halve", do=do)
+
     @property
     def smallest(self) -> tuple[int, ...]:
-        return self.patch
+        least = smallest_side(MONAI[self.cnn]) if self.cnn else 1
+        return tuple(max(side, least) for side in self.patch)
 
     @property
     def features(self) -> int:
-        return self.width
+        return self.width + (KINDS[MONAI[self.cnn]][0] if self.cnn else 0)
 
     @property
     def block_count(self) -> int:

@@ -13,6 +13,8 @@ Departures from the paper:
 - Convolutions (Xiao et al., 2021) may replace the patch projection, as may the paper's own ResNet (section 3.1,
   "Hybrid architecture").
 - The norms of a block may come after its branches; the last norm stays where it is.
+- One of MONAI's convolutional networks may see the same input: its pooled features stand beside the class token's
+  before the head, and both are trained together.
 """
 
 from dataclasses import replace
@@ -24,6 +26,8 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.geometry import TokenMap, grid_of
 from regard.networks.base import Network, Output
+from regard.networks.monai.network import MonaiNetwork
+from regard.networks.monai.network import build as build_monai
 from regard.networks.resnet.bit import HybridStem
 from regard.networks.resnet.network import Basic, ResidualStem
 from regard.networks.vit.config import ViTConfig, configure
@@ -101,6 +105,7 @@ class ViT(Network):
         self.norm = LastNorm(width, eps=config.eps)
         self.head = self._make_head(config.classes, config.head)
         self.reset_parameters()
+        self.cnn = make_cnn(config) if config.cnn else None
 
     def reset_parameters(self) -> None:
         """The paper's own initialisation: Xavier for the blocks, LeCun for the patches, zeros for the head."""
@@ -118,12 +123,15 @@ class ViT(Network):
 
     def _make_head(self, classes: int, kind: str) -> nn.Module:
         """Section 3.1: one hidden layer for pre-training, one linear layer for fine-tuning; starts at zero."""
-        final = (DistilledHead if self.config.distilled else nn.Linear)(self.config.width, classes)
+        features, width = self.config.features, self.config.width
+        final = (DistilledHead if self.config.distilled else nn.Linear)(
+            features if kind == "linear" else width, classes
+        )
         for parameter in final.parameters():
             nn.init.zeros_(parameter)
         if kind == "linear":
             return final
-        return nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh(), final)
+        return nn.Sequential(nn.Linear(features, width), nn.Tanh(), final)
 
     def replace_head(self, classes: int) -> None:
         """Fine-tuning's D × K head of zeros in place of whatever head there was (section 3.2)."""
@@ -157,6 +165,8 @@ class ViT(Network):
             features = tokens[:, 0]  # equation 4
         else:
             features = tokens[:, self.config.registers :].mean(dim=1)
+        if self.cnn is not None:
+            features = torch.cat([features, self.cnn(x).logits], dim=1)
         return Output(self.head(features), features, tokens)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -181,13 +191,22 @@ class ViT(Network):
         return [self.patches] * (self.config.stem in ("conv", "residual")) + self.repeated() + whole
 
     def hidden_layers(self) -> list[nn.Module]:
-        return [*(m for m in self.patches.modules() if isinstance(m, Basic)), *self.repeated()]
+        beside = [] if self.cnn is None else self.cnn.hidden_layers()
+        return [*(m for m in self.patches.modules() if isinstance(m, Basic)), *self.repeated(), *beside]
 
     def token_map(self, size: tuple[int, ...] | None = None) -> TokenMap:
         size = size or self.config.size
         prefix = ("class", "distillation")[: self.config.prefix]
         prefix += tuple(f"register {n}" for n in range(self.config.registers))
         return TokenMap(grid_of(size, self.config.patch), self.config.patch, size, prefix)
+
+
+def make_cnn(config: ViTConfig) -> MonaiNetwork:
+    """The network beside the transformer; what it calls logits are its features, after its own dropout."""
+    assert config.cnn is not None
+    network = build_monai(config.cnn, size=config.size, channels=config.channels)
+    network.add_module("head", nn.Identity())
+    return network
 
 
 def build(name: str, **changes: Any) -> ViT:

@@ -1,7 +1,8 @@
 """What out-of-fold risks add up to, and the report of it.
 
 Risks of different folds are of different networks, each with a baseline hazard of its own: only pairs of subjects of
-one fold are compared. Whether a risk is high or low, by the median of its fold's training set, can be pooled.
+one fold are compared. Whether a risk is high or low, by the median of its fold's training set, can be pooled; so can
+predicted survival at one time, which is a probability whatever the baseline.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import numpy as np
 
 from regard.metrics import Concordance, breslow, step
 from regard.metrics.folds import Permuted, bootstrap_figure, patient_weights, permute, predict_from, spread
+from regard.metrics.survival import calibration, cox_slope, dead_share
 from regard.report.page import table
 from regard.task import Folds, Page, Section
 from regard.tasks.survival.data import FEW_EVENTS
-from regard.tasks.survival.evaluation import concordance_within, risk_groups
-from regard.tasks.survival.page import kaplan_meier_figure
+from regard.tasks.survival.evaluation import CALIBRATION_GROUPS, PER_GROUP, concordance_within, risk_groups
+from regard.tasks.survival.page import calibration_figure, figure_row, kaplan_meier_figure
 from regard.weights import Run, write_text
 
 RESAMPLES = 1000
@@ -42,7 +44,31 @@ def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
         "headline": ["c_index"],
         **risk_groups(time, event, risk > 0),
     }  # fmt: skip
+    calibrated = calibrate(folds, time, event, risk, weights)
+    summary["figures"] |= calibrated.pop("figures", {})
+    summary |= calibrated
     return summary | {"warnings": warnings(summary)}
+
+
+def calibrate(
+    folds: Folds, time: np.ndarray, event: np.ndarray, risk: np.ndarray, weights: np.ndarray
+) -> dict[str, Any]:
+    """Predicted against observed events by the horizon, pooled; nothing if the folds have different horizons."""
+    horizons = {row.get("horizon") for row in folds.rows}
+    if len(horizons) > 1 or None in horizons:
+        return {}
+    horizon, death = folds.numbers("horizon")[0], 1 - folds.numbers("survival")
+    gap = dead_share(time, event, horizon, weights) - weights @ death / weights.sum(1)
+    groups = int(np.clip(event.sum() // PER_GROUP, 1, CALIBRATION_GROUPS))
+    figures = {
+        "calibration": bootstrap_figure(gap, len(time)),
+        "calibration_slope": cox_slope(time, event, risk, folds.fold),
+    }
+    return {
+        "figures": {name: figure._asdict() for name, figure in figures.items()},
+        "horizon": float(horizon),
+        "calibration_groups": [group._asdict() for group in calibration(time, event, death, horizon, groups)],
+    }
 
 
 def permutation(
@@ -111,7 +137,9 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         headline_text=f"C-index {figure['value']:.3f}, {on}",
         figures=[
             ("C-index within folds", f"{figure['value']:.4f}", f"{figure['low']:.4f} to {figure['high']:.4f}",
-             "of two subjects of one fold, how often the one at higher risk has the event first; 0.5 is chance")
+             "of two subjects of one fold, how often the one at higher risk has the event first; 0.5 is chance"),
+            *(figure_row(name, summary["figures"][name], f"{time} {summary['horizon']:g}")
+              for name in ("calibration", "calibration_slope") if name in summary["figures"]),
         ],
         chosen_by="loss",
         warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
@@ -125,10 +153,13 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
                 "<p>Kaplan–Meier curves of subjects whose risk is below and above the median of their fold’s training "
                 f"set, with 95 % intervals. They {tested}.</p><figure>{curves}</figure>",
             ),
+            *_calibration_section(run, summary, time, event),
             Section(
                 "Pooling",
                 "<p>Risks of different folds come from different networks, each with a baseline hazard of its own, and "
-                "are not comparable: the C-index counts pairs of subjects of one fold only.</p>",
+                "are not comparable: the C-index counts pairs of subjects of one fold only, and the calibration slope "
+                "is of Cox’s model with a baseline per fold. Predicted survival at one time is a probability: that is "
+                "pooled.</p>",
             ),
             Section(
                 "What else predicts survival",
@@ -140,3 +171,18 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         "treated alike. They say nothing of other hospitals or populations: `regard eval FOLDS OTHER --external`. It "
         "is no medical device.",
     )  # fmt: skip
+
+
+def _calibration_section(run: Run, summary: dict[str, Any], time: str, event: str) -> list[Section]:
+    if "calibration_groups" not in summary:
+        return []
+    drawn = calibration_figure(summary, event)
+    write_text(run.path / "figures" / "calibration.svg", drawn)
+    return [
+        Section(
+            "Predicted and observed",
+            f"<p>Subjects of all folds in groups by predicted probability of {escape(event)} by {escape(time)} "
+            f"{summary['horizon']:g}; observed by Kaplan–Meier, with 95 % intervals. On the line it is right.</p>"
+            f"<figure>{drawn}</figure>",
+        )
+    ]

@@ -25,6 +25,10 @@ NAMES = {
         "Integrated Brier score",
         "squared error of predicted survival, mean over time; lower is better",
     ),
+    "calibration_slope": (
+        "Calibration slope",
+        "coefficient of the risk in Cox’s model: 1 is right, below 1 risks are too extreme",
+    ),
     "calibration": ("Observed minus predicted events at {when}", "0 is perfect; above 0, risks are underestimated"),
 }
 COLOURS = {"low": BLUE, "high": ORANGE}
@@ -46,7 +50,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         title=f"{config.model.model} on {data['name']}: {event} by {time}",
         headline=f'<p class="big">C-index {value} <span>{escape(on)}; 95 % interval {low} to {high}</span></p>',
         headline_text=f"C-index {value} {on}",
-        figures=[_row(name, figure, when) for name, figure in summary["figures"].items()],
+        figures=[figure_row(name, figure, when) for name, figure in summary["figures"].items()],
         chosen_by="loss",
         warnings=warnings(data, summary),
         facts=_facts(summary),
@@ -67,7 +71,7 @@ def _number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None or np.isnan(value) else f"{value:.{digits}f}"
 
 
-def _row(name: str, figure: dict[str, Any], when: str) -> tuple[str, str, str, str]:
+def figure_row(name: str, figure: dict[str, Any], when: str) -> tuple[str, str, str, str]:
     label, meaning = NAMES[name]
     value, low, high = (_number(figure[key]) for key in ("value", "low", "high"))
     return label.format(when=when), value, f"{low} to {high}", meaning

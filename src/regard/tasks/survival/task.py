@@ -204,6 +204,14 @@ class Task(ImageTask):
 
     page = staticmethod(page)
     pools: ClassVar[bool] = True
+
+    @classmethod
+    def fold_settings(cls, dataset: SubjectDataset, index: list[int], config: Any) -> dict[str, Any]:
+        """One horizon for all folds: predicted survival at different times could not be added up."""
+        died = dataset.time[index][dataset.event[index]]
+        median = float(np.median(died)) if len(died) else 0.0
+        return {"horizon": median} if config.task.horizon is None and median > 0 else {}
+
     pool = staticmethod(folds.pool)
     pool_page = staticmethod(folds.page)
     doubts = staticmethod(doubts)
