@@ -118,7 +118,8 @@ def card_text(run: Run, where: str, config: RunConfig, data: Any, summary: Any, 
 
 **Model.** {config.model.model}: {summary["parameters"]:,} parameters.
 
-{_compute(summary)}{_origin(run)}**Data.** {markdown(where)} ({markdown(data["recognised_by"])}); {counts}. {markdown(data["splits"])}.
+{_compute(summary)}{_origin(run)}\
+**Data.** {markdown(where)} ({markdown(data["recognised_by"])}); {counts}. {markdown(data["splits"])}.
 Fingerprint {markdown(data["fingerprint"])}.
 {markdown(" ".join(data["findings"]))}
 

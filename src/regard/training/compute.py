@@ -40,11 +40,8 @@ class Work:
         """From the plain values of a file."""
         made = Work(**stored)
         fits = isinstance(made.samples, dict) and all(type(n) is int and n >= 0 for n in made.samples.values())
-        if (
-            not fits
-            or type(made.device_seconds) not in (int, float)
-            or type(made.joules) not in (int, float, type(None))
-        ):
+        numbers = [made.device_seconds, 0.0 if made.joules is None else made.joules]
+        if not fits or any(type(number) not in (int, float) for number in numbers):
             raise TypeError(f"work cannot be {stored!r}")
         return made
 
@@ -156,6 +153,5 @@ def count_flops(blueprint: Blueprint | str | None, work: Work | None) -> dict[st
         total = sum(count * blueprint.flops(shape) for shape, count in work.samples.items())
     except Exception as error:  # an operator that has no form without values, or a wrong saved shape
         return nothing | {"samples": samples, "flops_counted": f"not counted: {_reason(error)}"}
-    return {
-        "flops": float(total), "flops_per_sample": total / max(samples, 1), "samples": samples, "flops_counted": COUNTED,
-    }  # fmt: skip
+    each = total / max(samples, 1)
+    return {"flops": float(total), "flops_per_sample": each, "samples": samples, "flops_counted": COUNTED}
