@@ -37,8 +37,8 @@ def test_a_run_says_what_it_cost(runs):
 
 def test_the_cost_of_pre_training_stands_beside(runs):
     first, second = map(compute, runs)
-    assert "pretraining" not in first
-    assert second["pretraining"]["flops"] == first["flops"]
+    assert "pre_training" not in first
+    assert second["pre_training"]["flops"] == first["flops"]
     assert second["in_all"]["flops"] == first["flops"] + second["flops"]
     card, page = runs[1].read_text("model_card.md"), runs[1].read_text("report.html")
     assert "**Compute.** " in card
@@ -49,15 +49,15 @@ def test_the_cost_of_pre_training_stands_beside(runs):
 def test_unknown_pre_training_is_said_to_be_unknown(runs, tmp_path):
     own = {"flops": 1.0, "device_hours": 2.0}
     weights = regard.save(regard.create("vit_nano"), tmp_path / "w.safetensors")
-    assert "no run" in with_pretraining(own, str(weights))["pretraining"]["unknown"]
+    assert "no run" in with_pretraining(own, str(weights))["pre_training"]["unknown"]
     old = Run(tmp_path / "old")
     old.write_rows("splits.csv", [{"name": "a", "split": "train"}])
     old.write_json("summary.json", {})
-    assert "did not count" in with_pretraining(own, str(old.path))["pretraining"]["unknown"]
-    old.write_json("summary.json", {"compute": own | {"pretraining": {"from": "x", "unknown": "y"}}})
+    assert "did not count" in with_pretraining(own, str(old.path))["pre_training"]["unknown"]
+    old.write_json("summary.json", {"compute": own | {"pre_training": {"from": "x", "unknown": "y"}}})
     made = with_pretraining(own, str(old.path))
-    assert made["pretraining"]["flops"] == 1.0
-    assert made["pretraining"]["unknown"] == "the pre-training of that run: y"
+    assert made["pre_training"]["flops"] == 1.0
+    assert made["pre_training"]["unknown"] == "the pre-training of that run: y"
     assert "in_all" not in made
 
 

@@ -66,7 +66,7 @@ def test_weights_go_from_the_first_phase_into_the_second_and_into_the_probe(made
         assert [(p["probe"], p["shots"]) for p in probes["probes"]] == [("few_shot", 2), ("linear", None)]
         assert probes["probes"][0]["accuracy"] == row["few_shot"]
         compute = Run(place / "tuned").read_json("summary.json")["compute"]
-        assert compute["pretraining"]["flops"] == row["pretraining_cost"]["flops"]
+        assert compute["pre_training"]["flops"] == row["pre_training_cost"]["flops"]
 
 
 @pytest.mark.whole_runs
@@ -75,7 +75,7 @@ def test_what_is_written(made):
     with (made.out / "study.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4
-    assert float(rows[0]["pretraining_flops"]) > 0
+    assert float(rows[0]["pre_training_flops"]) > 0
     stored = json.loads((made.out / "study.json").read_text())
     assert stored["held"] == list(HELD)
     assert len(stored["points"]["few_shot"]) == 4

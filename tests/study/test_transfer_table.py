@@ -43,9 +43,9 @@ def test_every_cell_is_the_mean_over_its_runs(made):
 
 
 def test_a_run_brings_its_weights_and_what_they_cost(made):
-    (first,) = {row["pretraining_cost"]["flops"] for row in made.rows if row["model"] == "mine"}
+    (first,) = {row["pre_training_cost"]["flops"] for row in made.rows if row["model"] == "mine"}
     assert first == Run(made.out.parent / "mine").read_json("summary.json")["compute"]["flops"]
-    assert all(row["pretraining_cost"] == {} for row in made.rows if row["model"] == "mlp_nano")
+    assert all(row["pre_training_cost"] == {} for row in made.rows if row["model"] == "mlp_nano")
     assert all(row["tuning_cost"]["flops"] > 0 for row in made.rows)
     settings = Run(made.out / "runs" / "mine-digits-0").read_config().settings
     assert settings["transfer"]["weights"]["value"] == str(made.out.parent / "mine")

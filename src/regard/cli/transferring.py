@@ -36,7 +36,7 @@ def _transfer_size(words: Sequence[str]) -> None:
     parser.add_argument(
         "--hold-classes", nargs="+", metavar="CLASS", help="Pre-train without these classes, and transfer to them."
     )
-    add_settings(parser, [e.config for e in tasks.TASKS if _has_pictures(e)], "none")
+    add_settings(parser, [e.config for e in tasks.TASKS if e.config.takes == "image"], "none")
     plain, tuned = _without_tuning(words)
     given, tune = parse(parser, plain), _tuning(tuned)
     given.pop("kind")
@@ -69,7 +69,7 @@ Table 2)."""
     parser.add_argument("kind", choices=KINDS, help="What to compare.")
     parser.add_argument("data", nargs="+", help="Data sets, as for train.")
     _add_common(parser)
-    add_settings(parser, [e.config for e in tasks.TASKS if e.name == "classification"], "none")
+    add_settings(parser, _configs(), "none")
     given = parse(parser, words)
     given.pop("kind")
     data, quiet, models = given.pop("data"), given.pop("quiet", False), _list(given.pop("models", ()))
@@ -87,8 +87,8 @@ def _add_common(parser: Parser) -> None:
     parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
 
 
-def _has_pictures(entry: tasks.Entry) -> bool:
-    return entry.name in ("classification", "pretraining")
+def _configs() -> list[Any]:
+    return [e.config for e in tasks.TASKS if e.command == "train" and e.config.takes == "image"]
 
 
 def _without_tuning(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -103,7 +103,7 @@ def _without_tuning(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _tuning(words: Sequence[str]) -> dict[str, Any]:
     parser = Parser("study", None)
-    add_settings(parser, [e.config for e in tasks.TASKS if e.name == "classification"], "none")
+    add_settings(parser, _configs(), "none")
     try:
         given = parse(parser, words)
     except ConfigError as error:

@@ -76,7 +76,7 @@ def compute_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if not compute:
         return []
     facts = [("compute", cost_words(compute))]
-    if before := compute.get("pretraining"):
+    if before := compute.get("pre_training"):
         whole = cost_words(compute["in_all"]) if "in_all" in compute else f"not known: {before['unknown']}"
         facts.append(("compute with pre-training", whole))
     return facts

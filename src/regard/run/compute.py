@@ -16,7 +16,7 @@ COSTS = ("flops", "device_hours", "energy_kwh")
 
 
 def compute_of(task: Task, history: History) -> dict[str, Any]:
-    """The run's own cost; where it starts from weights, `pretraining` and, if that is known, `in_all` beside it."""
+    """The run's own cost; where it starts from weights, `pre_training` and, if that is known, `in_all` beside it."""
     made, work = count_flops(task.blueprint, history.work), history.work
     made |= {"device_hours": work and work.device_seconds / 3600, "device": task.device.type}
     if work and work.joules is not None:
@@ -26,9 +26,9 @@ def compute_of(task: Task, history: History) -> dict[str, Any]:
 
 
 def with_pretraining(own: Mapping[str, Any], weights: str) -> dict[str, Any]:
-    """`pretraining`, the cost of the run that the weights come from and of those before it, and `in_all`, the sums."""
+    """`pre_training`, the cost of the run that the weights come from and of those before it, and `in_all`, the sums."""
     before, unknown = _cost_before(weights)
-    made: dict[str, Any] = {"pretraining": {"from": weights, **before} | ({"unknown": unknown} if unknown else {})}
+    made: dict[str, Any] = {"pre_training": {"from": weights, **before} | ({"unknown": unknown} if unknown else {})}
     return made if unknown else made | {"in_all": add_costs([own, before])}
 
 
@@ -53,7 +53,7 @@ def _cost_before(weights: str) -> tuple[dict[str, float], str]:
         return {}, error.what
     if not isinstance(held, dict):
         return {}, "that run did not count"
-    earlier = held.get("pretraining")
+    earlier = held.get("pre_training")
     if earlier is not None and "in_all" not in held:
         return add_costs([held]), f"the pre-training of that run: {earlier.get('unknown')}"
     return add_costs([held.get("in_all", held)]), ""

@@ -67,7 +67,7 @@ class TransferSize:
             raise ConfigError(f"shots={self.shots} probes nothing", do="give --shots at least 1")
         if len(set(self.models)) != len(self.models) or not self.models:
             raise ConfigError("each model is to be given once", do="give --models vit_nano,resnet_nano or others")
-        for name in {"seed", "images", "weights", "model", "out"} & self.tune.keys():
+        for name in {"seed", "weights", "model", "out"} & self.tune.keys():
             raise ConfigError(f"a study sets {name} of the fine-tuning itself", do=f"leave --tune-{name} out")
         self.pretraining()  # checks its settings
 
@@ -107,6 +107,9 @@ class TransferCurves:
                 if said := compare(one, other, gaps_of(self.rows, one, other, figure)):
                     lines.append(f"{NAMES[figure].capitalize()}: {said}")
         lines += self._gains()
+        wanted = len(self.design.models) * len(self.design.sizes) * self.design.seeds
+        if len(self.rows) + len(self.failed) < wanted:
+            lines.append(f"Not all is there yet: {len(self.rows)} of {wanted} runs.")
         seeds = {point.seeds for point in points_of(self.rows, list(self.design.models), "tuned")}
         if seeds and min(seeds) < 3:
             lines.append(f"Some means are of {min(seeds)} seed{'s' * (min(seeds) > 1)} only: take them as a hint.")
@@ -141,7 +144,7 @@ class TransferCurves:
             lines.append(f"| {arm} | {images:,} | {' | '.join(cells)} | {len(rows)} |")
         said = "\n".join(f"- {line}" for line in self.summary())
         target = design.transfer or f"its classes {', '.join(design.hold)}"
-        cost = add_costs([row[f"{phase}_cost"] for row in self.rows for phase in ("pretraining", "tuning")])
+        cost = add_costs([row[f"{phase}_cost"] for row in self.rows for phase in ("pre_training", "tuning")])
         return f"""# Transfer from {design.data} to {target}
 
 {said}
@@ -198,7 +201,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in row.items() if not isinstance(value, dict)}
     costs = {
         f"{phase}_{name}": row[f"{phase}_cost"].get(name, "")
-        for phase in ("pretraining", "tuning")
+        for phase in ("pre_training", "tuning")
         for name in ("flops", "device_hours", "energy_kwh")
     }
     return plain | costs
@@ -356,6 +359,6 @@ class _Runner:
             "tuned": summary["figures"]["accuracy"]["value"],
             **{row["probe"]: row["accuracy"] for row in probes},
             "split": summary["split"], "parameters": summary["parameters"],
-            "pretraining_cost": add_costs([pretrained.read_json("summary.json")["compute"]]),
+            "pre_training_cost": add_costs([pretrained.read_json("summary.json")["compute"]]),
             "tuning_cost": add_costs([summary["compute"]]), "run": f"runs/{trial.name}",
         }  # fmt: skip

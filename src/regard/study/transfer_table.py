@@ -93,7 +93,7 @@ class TransferTable:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows, as text."""
         header = ["model", "parameters", *self.data]
-        costs = [(kind, name) for kind in ("tuning_cost", "pretraining_cost") for name in COSTS]
+        costs = [(kind, name) for kind in ("tuning_cost", "pre_training_cost") for name in COSTS]
         known = [(kind, name) for kind, name in costs if any(name in self.cost(model, kind) for model in self.models)]
         header += [
             f"{'fine-tuning' if kind == 'tuning_cost' else 'pre-training'}, {UNITS[name]}" for kind, name in known
@@ -166,7 +166,7 @@ computed per seed. All runs share {shared}. {given and f"Models: {given}."} stud
         save(figure, self.out / "study")
 
 
-KINDS = ("tuning", "pretraining")
+KINDS = ("tuning", "pre_training")
 UNITS = {"flops": "FLOP", "device_hours": "device-hours", "energy_kwh": "kWh"}
 
 
@@ -212,7 +212,7 @@ def transfer(
     for own, path in itertools.product(starts.values(), sets.values()):
         entry = tasks.choose(path, settings | own)[0]
         check_settings(entry, settings | own)
-        if entry.name != "classification":
+        if not hasattr(entry.load(), "probe"):
             raise ConfigError(f"this table is for images with classes, and the data is for {entry.name}", where=path)
     progress, start = Progress(quiet), time.monotonic()
     scans = {name: _read(path, settings, quiet) for name, path in sets.items()}
@@ -230,7 +230,8 @@ def transfer(
                 )
                 break
             folder = _folder(place, seed, name, arm)
-            own = ({} if "weights" in starts[arm] else SETTINGS) | {"explain": 0} | settings | starts[arm]
+            usual: dict[str, Any] = {"explain": 0} if "weights" in starts[arm] else {"explain": 0, **SETTINGS}
+            own = usual | settings | starts[arm]
             try:
                 run = api.train(sets[name], out=folder, seed=seed, quiet=True, resume=True, dataset=scans[name], **own)
                 said = f"accuracy {run.read_json('summary.json')['figures']['accuracy']['value']:.2%}"
@@ -313,11 +314,11 @@ def _row(place: Path, seed: int, data: str, model: str) -> dict[str, Any]:
     summary = run.read_json("summary.json")
     told = run.read_json("transfer.json") if (run.path / "transfer.json").is_file() else {}
     compute = summary["compute"]
-    known = compute.get("pretraining", {})
+    known = compute.get("pre_training", {})
     return {
         "model": model, "data": data, "seed": seed, "accuracy": summary["figures"]["accuracy"]["value"],
         "split": summary["split"], "seen": told.get(f"seen_in_{summary['split']}", 0),
         "parameters": summary["parameters"], "tuning_cost": add_costs([compute]),
-        "pretraining_cost": {} if "unknown" in known else add_costs([known]) if known else {},
+        "pre_training_cost": {} if "unknown" in known else add_costs([known]) if known else {},
         "run": f"runs/{run.path.name}",
     }  # fmt: skip

@@ -59,8 +59,9 @@ class History:
     @staticmethod
     def of(stored: dict[str, Any]) -> History:
         """From the plain values of a file, each of which must be of the kind it was written as."""
-        work = stored.get("work")
-        made, usual = History(**stored | {"work": None if work is None else Work.of(work)}), History()
+        known: dict[str, Any] = {"work": None} | stored
+        made, usual = History(**known), History()
+        made.work = None if known["work"] is None else Work.of(known["work"])
         kinds = {"rows": (list,), "best": (dict, type(None)), "work": (Work, type(None))}
         kinds |= dict.fromkeys(("seconds", "waiting"), (int, float))
         for name, value in vars(made).items():
@@ -314,9 +315,9 @@ class Training:
         """Add the time and energy of all devices since the last time; all processes must call this."""
         (seconds, joules), work = self.measured, self.history.work
         self.measured = self.history.seconds, self.meter.joules()
-        known = joules is not None and self.measured[1] is not None
-        used = self.measured[1] - joules if known else 0.0  # pyright: ignore[reportOptionalOperand]
-        used, unknown = self.world.sums([used, float(not known)])
+        now = self.measured[1]
+        used = None if joules is None or now is None else now - joules
+        used, unknown = self.world.sums([used or 0.0, float(used is None)])
         if work is not None:
             work.device_seconds += (self.history.seconds - seconds) * self.world.size
             work.joules = None if unknown or work.joules is None else work.joules + used
