@@ -100,10 +100,7 @@ def test_differences_are_paired_and_doubtful_ones_say_so():
     table = TransferTable(Path("x"), {name: name for name in values}, {"pets": "pets"}, 3, {}, rows, {})
     lines = table.summary()
     assert lines[0] == "pets: a is ahead of b by 9.7 ± 0.3 points."
-    assert (
-        lines[1] == "pets: a and c cannot be told apart (0.0 ± 1.5 points for a, 3 runs each)."
-        or "told apart" in lines[1]
-    )
+    assert "cannot be told apart (0.0 ± 1.5 points" in lines[1]
     assert lines[-1] == "The weights had seen test images of the data in pre-training: b on pets."
 
 
