@@ -198,17 +198,20 @@ def pretrain(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
+    dataset: Dataset | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model on images without labels, to fill in hidden patches; the keywords are those of `regard pretrain`.
 
-    The run's checkpoints hold the encoder, without a head: for `probe`, or to be fine-tuned.
+    The run's checkpoints hold the encoder, without a head: for `probe`, or to be fine-tuned. `dataset` is the same data
+    without labels, read before.
 
     >>> run = pretrain("digits", patch=2, epochs=1, depth=1, explain=0, out=tmp / "pretrained", quiet=True)
     >>> 0 < run.read_json("summary.json")["figures"]["reconstruction_loss"]["value"]
     True
     """
-    return start("pretrain", data, settings, quiet=quiet, command=command, resume=resume, dry_run=dry_run)
+    options: dict[str, Any] = {"quiet": quiet, "command": command, "dataset": dataset}
+    return start("pretrain", data, settings, resume=resume, dry_run=dry_run, **options)
 
 
 def resume(

@@ -95,6 +95,30 @@ def rounded_time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def operations(count: float) -> str:
+    """A number of floating-point operations with a prefix.
+
+    >>> operations(3.5494e9), operations(2.4e18)
+    ('3.55 GFLOP', '2.4 EFLOP')
+    """
+    power = min(max(int(math.log10(count)) // 3, 0), 7) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {' kMGTPEZ'[power].strip()}FLOP"
+
+
+def cost_words(cost: Mapping[str, Any]) -> str:
+    """What is known of operations, device-hours and energy, in one line.
+
+    >>> cost_words({"flops": 2e15, "device_hours": 0.25, "energy_kwh": 0.12})
+    '2 PFLOP, 0.25 device-hours, 0.12 kWh'
+    """
+    parts = [
+        operations(cost["flops"]) if cost.get("flops") is not None else "operations not counted",
+        f"{cost['device_hours']:.3g} device-hours" if cost.get("device_hours") is not None else "",
+        f"{cost['energy_kwh']:.3g} kWh" if cost.get("energy_kwh") is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
 def columns(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     """Plain aligned columns, as good for eyes as for pipes.
 

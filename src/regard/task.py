@@ -202,6 +202,8 @@ class Task(ABC):
         self.job = job
         self.model: Any = None
         self.parameters = 0
+        self.blueprint: Any = None
+        """Model and objective without values, for counting operations (`training/compute.py`)."""
 
     @property
     def config(self) -> Any:

@@ -78,6 +78,9 @@ def test_killed_at_any_step_and_resumed_twice_with_other_workers(data, reference
     assert killed(data, tmp_path / "run", second, signal.SIGKILL, workers=0) == -signal.SIGKILL
     assert killed(data, tmp_path / "run", -1, 0, workers=1) == 0
     assert same(reference, tmp_path / "run")
+    one, other = (json.loads((run / "summary.json").read_text())["compute"] for run in (reference, tmp_path / "run"))
+    assert (one["flops"], one["samples"]) == (other["flops"], other["samples"])
+    assert one["flops"] is not None
     columns = [0, 1, 3, 4, 5, 6]  # all but the seconds
     ours, whole = (
         [[line.split(",")[c] for c in columns] for line in (p / "metrics.csv").read_text().splitlines()]

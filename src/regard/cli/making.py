@@ -15,6 +15,8 @@ from tyro.conf import Positional, arg
 from regard import tasks
 from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, parse
 from regard.cli.studying import KINDS, run_image_study
+from regard.cli.transferring import KINDS as TRANSFERS
+from regard.cli.transferring import run_transfer_study
 from regard.console import columns, interval, quoted
 from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
@@ -192,13 +194,16 @@ def run_study(words: Sequence[str]) -> None:
     """Compare over several runs: models by amount of data, positions, norms; or show why attention."""
     if words and words[0] in KINDS:
         return run_image_study(words)
+    if words and words[0] in TRANSFERS:
+        return run_transfer_study(words)
     about = """Compare over several runs: models by amount of data, position embeddings, or the placement of norms;
 ablation: variations of the Transformer on parallel text (Table 3 of its paper); --minutes: start no run after so many.
 Or show why attention: the context bottleneck, 1/√d_k, cost by length, and sinusoids. It takes no data."""
     more = """Any setting of `regard train` can be given too, such as --out, --steps, --recipe or --lr:
 `regard train DATA --help-all` shows them.
 Experiments with inputs of their own (`regard study KIND --help`): resolution, invariance, receptive-field,
-batch-norm."""
+batch-norm; transfer-size DATA OTHER (--how, --shots, --hold-classes, --tune-steps, --tune-epochs, --tune-lr) and
+transfer DATA…: pre-training, and what it brings on other data."""
     parser = Parser("study", about, more)
     parser.add_argument(
         "kind", choices=("data-size", "positions", "norm", "ablation", "attention"), help="What to compare."

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from regard.console import quoted
+from regard.console import cost_words, quoted
 from regard.errors import RunError, counted
 from regard.report.attention_explorer import scripts
 from regard.report.checklist import Facts, checklist
@@ -49,6 +49,7 @@ def _page(
         facts([
             ("parameters", f"{summary['parameters']:,}"),
             ("training", duration(summary["seconds"])),
+            *compute_facts(summary),
             ("weights kept", f"epoch {summary['best_epoch']} of {config.optim.epochs}, {why}"),
             ("device", environment["accelerator"] or f"{environment['device']}, {threads}"),
             *page.facts,
@@ -67,6 +68,18 @@ def _page(
         f"Python {escape(environment['python'])}, {escape(environment['platform'])}.</p>",
     ]  # fmt: skip
     return page_html(page.title, parts)
+
+
+def compute_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What training cost, and with the pre-training; runs of older versions do not say it."""
+    compute = summary.get("compute")
+    if not compute:
+        return []
+    facts = [("compute", cost_words(compute))]
+    if before := compute.get("pre_training"):
+        whole = cost_words(compute["in_all"]) if "in_all" in compute else f"not known: {before['unknown']}"
+        facts.append(("compute with pre-training", whole))
+    return facts
 
 
 def page_html(title: str, parts: list[str]) -> str:
@@ -105,7 +118,8 @@ def card_text(run: Run, where: str, config: RunConfig, data: Any, summary: Any, 
 
 **Model.** {config.model.model}: {summary["parameters"]:,} parameters.
 
-{_origin(run)}**Data.** {markdown(where)} ({markdown(data["recognised_by"])}); {counts}. {markdown(data["splits"])}.
+{_compute(summary)}{_origin(run)}\
+**Data.** {markdown(where)} ({markdown(data["recognised_by"])}); {counts}. {markdown(data["splits"])}.
 Fingerprint {markdown(data["fingerprint"])}.
 {markdown(" ".join(data["findings"]))}
 
@@ -196,6 +210,11 @@ def _origin(run: Run) -> str:
     changed = markdown("; ".join([*told["changed"], *told["untrained"]]))
     source, names = markdown(told["source"]), markdown(told["format"])
     return f"**Pre-training.** Started from {source} ({names} names): {changed}.\n\n"
+
+
+def _compute(summary: dict[str, Any]) -> str:
+    told = "; ".join(f"{name.removeprefix('compute ')}: {words}" for name, words in compute_facts(summary))
+    return f"**Compute.** {markdown(told.removeprefix('compute: '))}.\n\n" if told else ""
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]], *, wrap: bool = False) -> str:

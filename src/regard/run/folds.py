@@ -23,6 +23,7 @@ from regard.data.splits import assign_folds, fold_splits
 from regard.errors import ConfigError
 from regard.metrics.folds import Permuted, permute
 from regard.report.folds_page import write_folds_report
+from regard.run.compute import add_costs
 from regard.run.pool import each
 from regard.run.repeat import claim
 from regard.run.runner import plain_settings, read_config, start
@@ -188,6 +189,7 @@ def add_up(
     summary = {
         "task": entry.name, "folds": count, "parameters": summaries[0]["parameters"],
         "seconds": round(sum(own["seconds"] for own in summaries), 2),
+        "compute": add_costs([own.get("compute", {}) for own in summaries]),
         "best_epochs": [own["best_epoch"] for own in summaries], **pooled,
     }  # fmt: skip
     folder.write_rows("predictions.csv", rows)

@@ -12,6 +12,7 @@ from typing import Any
 from regard import tasks
 from regard.console import Progress, columns
 from regard.errors import ConfigError, RunError
+from regard.run.compute import add_costs
 from regard.run.runner import plain_settings, start
 from regard.run.settle import check_settings
 from regard.weights import Run, to_json
@@ -62,7 +63,10 @@ def spread(summaries: list[dict[str, Any]]) -> dict[str, Any]:
             "values": values,
         }
     first = summaries[0]
-    return {"task": first["task"], "split": first["split"], "runs": len(summaries), "figures": figures}
+    cost = add_costs([summary.get("compute", {}) for summary in summaries])
+    return {
+        "task": first["task"], "split": first["split"], "runs": len(summaries), "compute": cost, "figures": figures,
+    }  # fmt: skip
 
 
 def table(summary: dict[str, Any]) -> str:

@@ -21,12 +21,14 @@ from regard.console import Progress, columns
 from regard.data.dataset import Dataset, leaked
 from regard.errors import ConfigError, RunError, counted, did_you_mean
 from regard.report import write_report
+from regard.run.compute import compute_of
 from regard.run.settle import check_settings, pick_device, settle
 from regard.run.writer import NullWriter, RunWriter, add_command, create_folder, in_python, setup_files
 from regard.settings import Origin, RunConfig
 from regard.task import Job, Task
 from regard.tasks import Entry
 from regard.training import ALONE, History, State, Training, World, joined, load_state
+from regard.training.compute import Blueprint
 from regard.weights import Run
 
 CHANGEABLE = ("workers", "device", "nonfinite", "timeout", "explain", "compile", "save_every", "shard")
@@ -259,6 +261,7 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
         f"run folder {run.path}"
     )
     validation = task.loader("val", world)
+    task.blueprint = Blueprint.of(task.model, task.objective)
     training = make_training(task, validation, RunWriter(run, task, world), progress, world)
     if state:
         training.restore(state)
@@ -288,6 +291,7 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
         "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),
         f"val_{name}": best.get(f"val_{name}"), "headline": list(task.headline),
         **task.extra_summary(results[main]),
+        "compute": compute_of(task, history),
         **results[main].to_json(), "others": {part: r.to_json() for part, r in results.items() if part != main},
     }  # fmt: skip
     run.write_json("summary.json", summary)

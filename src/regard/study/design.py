@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regard import registry, tasks
 from regard.errors import ConfigError
@@ -45,6 +45,8 @@ class Study:
     """Numbers of training images; empty: all images."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of `regard train` that all runs share."""
+    command: Literal["train", "pretrain"] = "train"
+    """What makes the runs on `data`."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -57,7 +59,7 @@ class Study:
         for fields in self.arms.values():
             for name in fields.keys() & self.settings.keys():
                 raise ConfigError(f"{name} is what this study compares", do=f"leave --{name} out")
-            check_settings(tasks.choose(self.data, self.settings | fields)[0], self.settings | fields)
+            check_settings(tasks.choose(self.data, self.settings | fields, self.command)[0], self.settings | fields)
 
     def trials(self) -> list[Trial]:
         """Ordered by seed, so that a stopped study has complete comparisons."""

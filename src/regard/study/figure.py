@@ -9,7 +9,7 @@ from regard.drawing import COLOURS, GREY, canvas, dress, style, to_svg
 from regard.weights import write_aside, write_text
 
 if TYPE_CHECKING:
-    from regard.study.result import Result
+    from regard.study.result import Point, Result
 
 
 @style()
@@ -18,7 +18,10 @@ def draw(result: Result) -> None:
     figure = canvas(6.4, 4.0)
     ax = figure.subplots()
     sizes = sorted({point.images for point in result.points})
-    (_curves if len(sizes) > 1 else _rows)(ax, result)
+    if len(sizes) > 1:
+        curves(ax, result.points, list(result.study.arms), "training images (log scale)", "test accuracy (%)")
+    else:
+        _rows(ax, result)
     save(figure, result.study.out / "study")
 
 
@@ -29,12 +32,12 @@ def save(figure: Any, path: Path) -> None:
     write_aside(png, lambda aside: figure.savefig(aside, format="png", dpi=160, facecolor="white"))
 
 
-def _curves(ax: Any, result: Result) -> None:
+def curves(ax: Any, every: list[Point], arms: list[str], x_label: str, y_label: str) -> None:
     """One line per arm over a log axis, with a band of one deviation over seeds."""
-    sizes = sorted({point.images for point in result.points})
+    sizes = sorted({point.images for point in every})
     ends: list[tuple[float, str, str]] = []
-    for number, arm in enumerate(result.study.arms):
-        points, colour = [p for p in result.points if p.arm == arm], COLOURS[number % len(COLOURS)]
+    for number, arm in enumerate(arms):
+        points, colour = [p for p in every if p.arm == arm], COLOURS[number % len(COLOURS)]
         if not points:
             continue
         x, y = [p.images for p in points], [100 * p.mean for p in points]
@@ -46,13 +49,13 @@ def _curves(ax: Any, result: Result) -> None:
     ax.set_xscale("log")
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
     ax.minorticks_off()
-    dress(ax, "training images (log scale)", "test accuracy (%)")
+    dress(ax, x_label, y_label)
     low, high = ax.get_ylim()
     at = low - 1.0
     for y, arm, colour in sorted(ends):  # names beside the ends of their lines, without overlap
         at = max(y, at + 0.055 * (high - low))
         ax.annotate(arm, (sizes[-1], at), (7, 0), textcoords="offset points", color=colour, va="center")
-    if any(point.deviation is not None for point in result.points):
+    if any(point.deviation is not None for point in every):
         ax.set_title("band: one deviation over seeds", fontsize=8, color=GREY, loc="left")
 
 

@@ -48,6 +48,29 @@ class Gap(NamedTuple):
         return self.error is not None and abs(self.mean) > float(t.ppf(0.975, self.seeds - 1)) * self.error
 
 
+def points_of(rows: list[dict[str, Any]], arms: list[str], figure: str = "accuracy") -> list[Point]:
+    """Mean and deviation over seeds of a figure of the runs, in the order of arms and sizes."""
+    groups: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row["arm"], row["images"]), []).append(row[figure])
+    points = [
+        Point(arm, images, statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else None, len(v))
+        for (arm, images), v in groups.items()
+    ]
+    return sorted(points, key=lambda point: (arms.index(point.arm), point.images))
+
+
+def gaps_of(rows: list[dict[str, Any]], one: str, other: str, figure: str = "accuracy") -> list[Gap]:
+    """By size: the figure of `one` minus that of `other`, per seed."""
+    value: dict[tuple[str, int, int], float] = {(row["arm"], row["images"], row["seed"]): row[figure] for row in rows}
+    gaps = []
+    for images in sorted({row["images"] for row in rows}):
+        seeds = [s for a, n, s in value if (a, n) == (one, images) and (other, images, s) in value]
+        if differences := [value[one, images, s] - value[other, images, s] for s in seeds]:
+            gaps.append(Gap.of(images, differences))
+    return gaps
+
+
 @dataclass(frozen=True)
 class Result:
     """The finished runs of a study, one row per run."""
@@ -60,27 +83,11 @@ class Result:
     @property
     def points(self) -> list[Point]:
         """In the order of arms and sizes."""
-        groups: dict[tuple[str, int], list[float]] = {}
-        for row in self.rows:
-            groups.setdefault((row["arm"], row["images"]), []).append(row["accuracy"])
-        points = [
-            Point(arm, images, statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else None, len(v))
-            for (arm, images), v in groups.items()
-        ]
-        order = list(self.study.arms)
-        return sorted(points, key=lambda point: (order.index(point.arm), point.images))
+        return points_of(self.rows, list(self.study.arms))
 
     def gaps(self, one: str, other: str) -> list[Gap]:
         """By size: accuracy of `one` minus that of `other`, per seed. Both have the same images for the same seed."""
-        accuracy: dict[tuple[str, int, int], float] = {
-            (row["arm"], row["images"], row["seed"]): row["accuracy"] for row in self.rows
-        }
-        gaps = []
-        for images in sorted({row["images"] for row in self.rows}):
-            seeds = [s for a, n, s in accuracy if (a, n) == (one, images) and (other, images, s) in accuracy]
-            if values := [accuracy[one, images, s] - accuracy[other, images, s] for s in seeds]:
-                gaps.append(Gap.of(images, values))
-        return gaps
+        return gaps_of(self.rows, one, other)
 
     def summary(self) -> list[str]:
         """The result in sentences: one per pair of arms, and caveats."""

@@ -39,7 +39,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     if not isinstance(scan, ImageDataset):
         raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
     scan.require_usable()
-    study = _with_settings(study, scan)
+    study = with_settings(study, scan)
     # Runs of other settings or data do not belong in one folder; more arms, sizes and seeds do.
     keep_plan(study.out, {"kind": study.kind, "data": scan.fingerprint(), "settings": study.settings})
     trials, start, made = study.trials(), time.monotonic(), 0
@@ -66,12 +66,12 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     return result
 
 
-def _with_settings(study: Study, scan: ImageDataset) -> Study:
+def with_settings(study: Study, scan: ImageDataset) -> Study:
     """The study with default sizes, checked against the data, and one batch size for all sizes."""
     configs = []
     for fields in study.arms.values():  # invalid settings of an arm raise an error before anything runs
         settings = study.settings | fields
-        entry, _ = tasks.choose(study.data, settings)
+        entry, _ = tasks.choose(study.data, settings, study.command)
         check_settings(entry, settings)
         task: Any = entry.load()
         if "recipe" not in settings and task.choose(scan, None, settings, gpu=False).recipe == task.from_scratch:
@@ -81,7 +81,7 @@ def _with_settings(study: Study, scan: ImageDataset) -> Study:
     names, _ = split(scan, config.data.split_seed, config.data.holdout)
     there, classes = names.count("train"), len(scan.source.classes)
     sizes = study.sizes
-    if study.kind == "data-size" and not sizes:
+    if study.kind in ("data-size", "transfer-size") and not sizes:
         sizes = tuple(sorted({there // 2**n for n in range(HALVINGS) if there // 2**n >= 4 * classes}))
     if sizes and not classes <= sizes[0] <= sizes[-1] <= there:
         raise ConfigError(

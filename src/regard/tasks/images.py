@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -189,7 +189,10 @@ class ImageTask(Task):
             recipe = cls.finetune if start else cls.from_scratch
         if recipe == cls.plain and not start:
             own = {"model": choose_model(known)} if len(known.size) == 3 else {}
-            return Choice(recipe, {**(cls.plain_small if known.small else {}), **own})
+            values = {**(cls.plain_small if known.small else {}), **own}
+            if "drop_path" not in cls._fields_of(asked.get("model") or values.get("model")):
+                values.pop("drop_path", None)
+            return Choice(recipe, values)
         if recipe == cls.finetune and start:
             volumes = {} if len(known.size) == 2 else {"policy": "none"}
             values: dict[str, Any] = {"epochs": choose_finetune_epochs(known), **volumes}
@@ -216,6 +219,11 @@ class ImageTask(Task):
         length = f", {values['epochs']} epochs" if "epochs" in values else ""
         other = f"; --recipe {cls.plain}: the network as published" if stem else ""
         return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
+
+    @staticmethod
+    def _fields_of(model: str | None) -> set[str]:
+        """The fields of a model's config; of none that is said, those of a ViT."""
+        return {entry.name for entry in fields(registry.config_class(model or "vit_nano"))}
 
     @classmethod
     def split(cls, dataset: Any, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:

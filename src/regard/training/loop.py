@@ -22,7 +22,9 @@ from regard.errors import DataError, DivergedError, RunError, is_out_of_memory
 from regard.networks.base import Network
 from regard.settings import RunConfig
 from regard.task import Task
+from regard.training.compute import Work
 from regard.training.distributed import ALONE, World, unshard, watched
+from regard.training.energy import EnergyMeter
 from regard.training.gradients import autocast
 from regard.training.optim import Average, learning_rate
 from regard.training.state import State, pack, unpack
@@ -51,12 +53,17 @@ class History:
     seconds: float = 0.0
     waiting: float = 0.0
     skipped: int = 0
+    work: Work | None = field(default_factory=Work)
+    """None: the run was begun by a version that did not count it."""
 
     @staticmethod
     def of(stored: dict[str, Any]) -> History:
         """From the plain values of a file, each of which must be of the kind it was written as."""
-        made, usual = History(**stored), History()
-        kinds = {"rows": (list,), "best": (dict, type(None)), "seconds": (int, float), "waiting": (int, float)}
+        known: dict[str, Any] = {"work": None} | stored
+        made, usual = History(**known), History()
+        made.work = None if known["work"] is None else Work.of(known["work"])
+        kinds = {"rows": (list,), "best": (dict, type(None)), "work": (Work, type(None))}
+        kinds |= dict.fromkeys(("seconds", "waiting"), (int, float))
         for name, value in vars(made).items():
             if type(value) not in kinds.get(name, (int,)) or (type(value) is int and value < vars(usual)[name]):
                 raise TypeError(f"{name} cannot be {value!r}")
@@ -117,6 +124,9 @@ class Training:
         self.unwritten: dict[str, dict[str, Tensor]] = {}
         self.saved, self.saving, self.began = time.monotonic(), 0.0, time.monotonic()
         self.unchecked: list[tuple[Tensor, list[int]]] = []
+        self.meter = EnergyMeter(device)
+        self.measured = (0.0, self.meter.joules())
+        """Seconds and energy up to which this process's work has been added."""
 
     def restore(self, state: State) -> None:
         """Resume from a saved state."""
@@ -129,6 +139,7 @@ class Training:
     def run(self) -> History:
         """Train to the last epoch, or until a stop is requested: then save and stop."""
         history, self.began = self.history, time.monotonic() - self.history.seconds
+        self.measured = history.seconds, self.meter.joules()
         with self.progress.bar("training step", self.steps) as tick, self.stop, watched(self.world):
             try:
                 while history.epoch <= self.config.optim.epochs:
@@ -175,6 +186,9 @@ class Training:
             history.updates += 1
             history.samples += sum(batch.total for batch in group)
             history.batches += len(group)
+            if history.work:
+                for batch in group:
+                    history.work.add(batch)
             self.unchecked.append((bad.clone(), [n for batch in group for n in batch.numbers]))
             if self.device.type == "cpu" or len(self.unchecked) >= CHECK_EVERY or history.updates == self.steps:
                 self._check_finite()
@@ -289,12 +303,24 @@ class Training:
         begun = time.monotonic()
         self._write_weights()
         self.history.seconds = begun - self.began
+        self._measure_work()
         updates = int(self.average.updates) if self.average else 0
         about = {"history": asdict(self.history), "average_updates": updates}
         about["loss"] = self.world.sums([float(self.total)])[0]
         self.writer.state(pack(self.model, self.step.optimizers, self.average), about)
         self.saved = time.monotonic()
         self.saving = self.saved - begun
+
+    def _measure_work(self) -> None:
+        """Add the time and energy of all devices since the last time; all processes must call this."""
+        (seconds, joules), work = self.measured, self.history.work
+        self.measured = self.history.seconds, self.meter.joules()
+        now = self.measured[1]
+        used = None if joules is None or now is None else now - joules
+        used, unknown = self.world.sums([used or 0.0, float(used is None)])
+        if work is not None:
+            work.device_seconds += (self.history.seconds - seconds) * self.world.size
+            work.joules = None if unknown or work.joules is None else work.joules + used
 
     def _write_weights(self) -> None:
         """Write the weights that are not yet written."""
