@@ -236,7 +236,7 @@ def attends(model: Network) -> bool:
 
 def joined(model: Network) -> bool:
     """Whether a convolutional network beside the tokens has a part in the prediction."""
-    return bool(getattr(model.config, "cnn", None))
+    return bool(getattr(getattr(model, "config", None), "cnn", None))
 
 
 def sensible(model: Network) -> tuple[str, ...]:
