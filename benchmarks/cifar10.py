@@ -68,20 +68,20 @@ def draw(folder: Path) -> None:
     """Validation accuracy against seconds since training began, one line a run."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    figure = Figure(figsize=(8, 6.4), layout="constrained")
     ax = figure.subplots()
-    for path in sorted(folder.glob("cifar10-*.csv")):
+    for number, path in enumerate(sorted(folder.glob("cifar10-*.csv"))):
         rows = list(csv.DictReader(path.open()))
         facts = json.loads(path.with_suffix(".json").read_text())
         value = facts["test accuracy"]["value"]
         what = f"{facts['stem']}, {facts['epochs']} epochs"
         label = f"{what}: test {100 * value:.2f} %, {facts['wall clock, s']:.0f} s in all"
         seconds, accuracy = ([float(r[name]) for r in rows] for name in ("seconds", "val_accuracy"))
-        ax.plot(seconds, [100 * a for a in accuracy], label=label)
+        ax.plot(seconds, [100 * a for a in accuracy], "--" if number > 9 else "-", label=label)
     ax.axhline(95, color="#888888", linewidth=0.8, linestyle=":")
     ax.set(xlabel="seconds since training began", ylabel="validation accuracy (%)", ylim=(75, 97))
     ax.grid(alpha=0.3)
-    ax.legend(loc="lower right", fontsize="small")
+    figure.legend(loc="outside lower center", fontsize="small")
     figure.savefig(folder / "cifar10.svg", metadata={"Date": None})
 
 
