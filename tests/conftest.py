@@ -78,12 +78,13 @@ def whole_runs() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def light_runs() -> Iterator[None]:
-    """SVG figures stay empty, and no models are fitted to pixels, but in tests marked `whole_runs`."""
+    """No SVG figures, models on pixels or counted operations but in tests marked `whole_runs`."""
     from matplotlib.figure import Figure
 
+    from regard.run import compute
     from regard.tasks.classification import task
 
-    draw, fit = Figure.savefig, task.pixel_baselines
+    draw, fit, count = Figure.savefig, task.pixel_baselines, compute.count_flops
 
     def savefig(figure: Figure, file: Any, **options: Any) -> None:
         if drawn_whole[0] or not isinstance(file, io.StringIO):
@@ -94,6 +95,7 @@ def light_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
         patch.setattr(task, "pixel_baselines", lambda *given: fit(*given) if drawn_whole[0] else {})
+        patch.setattr(compute, "count_flops", lambda made, work: count(made if drawn_whole[0] else "light run", work))
         yield
 
 

@@ -8,11 +8,13 @@ import pytest
 import regard
 from regard.run.compute import with_pretraining
 from regard.weights import Run
+from tests.conftest import whole_runs
 
 QUICK: dict[str, Any] = {"epochs": 2, "explain": 0, "device": "cpu", "quiet": True}
 
 
 @pytest.fixture(scope="module")
+@whole_runs()
 def runs(tmp_path_factory) -> tuple[Run, Run]:
     """A pre-training of one block, and a fine-tuning from it."""
     place = tmp_path_factory.mktemp("cost")

@@ -14,7 +14,7 @@ from regard.errors import ConfigError, RunError
 from regard.study import transfer_size
 from regard.study.transfer_curves import TransferCurves, TransferSize
 from regard.weights import Run
-from tests.conftest import make_folder
+from tests.conftest import make_folder, whole_runs
 
 TUNE: dict[str, Any] = {"steps": 2, "batch_size": 20}
 NOTHING = SimpleNamespace(summary=list, out=Path("x"))
@@ -23,6 +23,7 @@ HELD = ("7", "8", "9")
 
 
 @pytest.fixture(scope="module")
+@whole_runs()
 def made(tmp_path_factory) -> TransferCurves:
     """Two models pre-trained on two amounts of the digits 0 to 6, transferred to 7, 8 and 9."""
     out = tmp_path_factory.mktemp("studies") / "sizes"

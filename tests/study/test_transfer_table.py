@@ -13,13 +13,14 @@ from regard.errors import ConfigError, RunError
 from regard.study import transfer
 from regard.study.transfer_table import TransferTable
 from regard.weights import Run
-from tests.conftest import make_folder
+from tests.conftest import make_folder, whole_runs
 
 NOTHING = SimpleNamespace(summary=list, out=Path("x"))
 QUICK: dict[str, Any] = {"steps": 2, "batch_size": 10, "quiet": True}
 
 
 @pytest.fixture(scope="module")
+@whole_runs()
 def made(tmp_path_factory) -> TransferTable:
     """A run and a name, on two data sets with two seeds."""
     place = tmp_path_factory.mktemp("table")
