@@ -351,6 +351,11 @@ class Task(ABC):
         return {}
 
     @staticmethod
+    def fold_doubts(dataset: Any, numbers: list[int]) -> list[str]:
+        """What speaks against these folds, before anything is trained; `numbers` are the folds of the samples."""
+        return []
+
+    @staticmethod
     def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
         """For summary.json: `figures`, `per_fold` (by figure a `Spread`), `headline`, `warnings`, and what is drawn."""
         raise NotImplementedError

@@ -20,7 +20,7 @@ from regard.metrics.folds import youden
 from regard.metrics.survival import cox_slope
 from regard.run import folds as folding
 from regard.run.folds import Plan, cross_validate
-from regard.tasks.classification.folds import warnings
+from regard.tasks.class_folds import warnings
 from regard.tasks.survival.evaluation import compare_risks
 from regard.weights import Run, open_weights
 from tests.run.folded import CASES, FAST, outcomes, write_table

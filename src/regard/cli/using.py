@@ -186,7 +186,7 @@ class Compare:
         rows, verdicts = list[tuple[str, ...]](), list[str]()
         compared = api.compare(*self.runs)
         names = [name for name, made in next(iter(compared.values())).items()]
-        for name in names[:1]:
+        for name in [own for own in names if own.startswith("auroc_")] or names[:1]:  # of several labels, each
             self.print_overview(overview(self.runs, name), name)
         for other, figures in compared.items():
             entry = predicted_by(other)[1]
@@ -208,7 +208,8 @@ class Compare:
         for run, model, inputs, figure, folds in scored:
             over = "–"
             if folds:
-                over = f"{folds['mean']:.4f} ± {folds['std']:.4f} (variance {folds['variance']:.4f})"
+                mean, std, variance = (_number(folds[part]) for part in ("mean", "std", "variance"))
+                over = f"{mean} ± {std} (variance {variance})"
             rows.append((run, model, inputs, f"{figure['value']:.4f}", interval(figure), over, f"{figure['n']:,}"))
         print(columns(("run", "model", "input", name, "95 % interval", "over folds", "n"), rows), end="\n\n")
 
@@ -425,6 +426,10 @@ class Models:
 
         rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)) or "words", e.paper) for n, e in MODELS.items()]
         print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def _fields(size: tuple[int, ...] | None, heads: int | None) -> dict[str, Any]:

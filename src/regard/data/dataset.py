@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
 from regard.errors import DataError, nearby_data
 
 UNUSED = "unused"
@@ -70,6 +72,13 @@ class Dataset(Protocol):
         ...
 
     def stratum_name(self, stratum: int) -> str: ...
+
+    def traits(self) -> np.ndarray | None:
+        """Of data with several labels: which traits, such as a class of one label, each sample has, (N, traits).
+
+        Folds and splits then keep the proportions of all traits; samples without any are in none. Else None.
+        """
+        ...
 
     def ties(self, number: int) -> list[Hashable]:
         """Keys of a sample; samples that share a key stay in the same split."""

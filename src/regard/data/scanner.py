@@ -94,6 +94,9 @@ class ImageDataset:
         pixels = [("pixels", digest)] if digest else []  # what cannot be read is equal to nothing
         return [("group", group), *pixels] if group else [*pixels]
 
+    def traits(self) -> np.ndarray | None:
+        return None
+
     def require_trainable(self, splits: Sequence[str]) -> None:
         """Every class needs training images."""
         trained = {s.label for s, name in zip(self.source.samples, splits, strict=True) if name == "train"}

@@ -82,33 +82,65 @@ def assign_folds(dataset: Dataset, folds: int, seed: int) -> tuple[list[int], st
     Folds are alike in size and in the proportions of the strata. Samples of one group (a patient) or with equal
     contents are in one fold: the largest groups are dealt out first, each to the fold that lacks most of what it has.
     """
-    given, strata = dataset.given_splits(), np.array(dataset.strata())
-    pool = [i for i, name in enumerate(given) if not (name or "").startswith("test")]
-    members: dict[int, list[int]] = {}
-    for i, owner in zip(pool, _owners(dataset, pool), strict=True):
-        members.setdefault(owner, []).append(i)
+    given, marks = dataset.given_splits(), _marks(dataset)
+    own = [i for i, name in enumerate(given) if not (name or "").startswith("test")]
+    pool = [i for i in own if marks[i].any()]
+    members = _members(dataset, pool)
     if len(members) < folds:
         what = f"{len(members)} independent {dataset.samples_word} cannot make {folds} folds"
         raise DataError(what, where=dataset.name, do="give fewer --folds, or more data")
-    kinds = strata.max() + 1
-    counts = {owner: np.bincount(strata[own], minlength=kinds) for owner, own in members.items()}
-    total = np.maximum(np.bincount(strata[pool], minlength=kinds), 1)
-    owners = np.array(list(members))
-    chance = dict(zip(owners.tolist(), uniforms(seed, 0, owners, 1, use=6)[:, 0].tolist(), strict=True))
-    held, made = np.zeros((folds, kinds)), [0] * len(given)
-    for owner in sorted(members, key=lambda o: (-len(members[o]), chance[o])):
-        lack = (held / total) @ counts[owner] + held.sum(1) / len(pool) / 2
-        fold = int(np.argmin(np.round(lack, 12)))
-        held[fold] += counts[owner]
+    made = [0] * len(given)
+    for owner, fold in _deal(dataset, members, marks, np.full(folds, 1 / folds), seed, use=6).items():
         for i in members[owner]:
             made[i] = fold + 1
     groups = "" if len(members) == len(pool) else f" in {len(members)} patients or groups of equal contents"
     note = f"{len(pool)} {dataset.samples_word}{groups} in {folds} folds of {_and(_sizes(made, folds))}"
-    if kept := len(given) - len(pool):
+    if bare := len(own) - len(pool):
+        note += f"; {bare} without any label left out"
+    if kept := len(given) - len(own):
         note += f"; the data's own test split ({kept}) stays out of the folds"
     if "val" in given:
         note += "; the data's own val is part of them"
     return made, note
+
+
+def _marks(dataset: Dataset) -> np.ndarray:
+    """(N, kinds): which strata or traits each sample has."""
+    traits, strata = dataset.traits(), np.array(dataset.strata())
+    return np.eye(strata.max() + 1)[strata] if traits is None else traits
+
+
+def _members(dataset: Dataset, pool: list[int]) -> dict[int, list[int]]:
+    """Samples that stay together, by the first of them."""
+    members: dict[int, list[int]] = {}
+    for i, owner in zip(pool, _owners(dataset, pool), strict=True):
+        members.setdefault(owner, []).append(i)
+    return members
+
+
+def _deal(
+    dataset: Dataset, members: dict[int, list[int]], marks: np.ndarray, shares: np.ndarray, seed: int, use: int
+) -> dict[int, int]:
+    """A part for each group of samples, so that every part has its share of the samples and of each mark.
+
+    The largest groups are dealt out first, each to the part that lacks most of what it has. Of traits, which overlap,
+    the owners of the rarest come first, so that as many parts as possible have it (Sechidis et al., 2011).
+    """
+    counts = {owner: marks[own].sum(0) for owner, own in members.items()}
+    whole = np.sum(list(counts.values()), axis=0)
+    total, samples, owners = np.maximum(whole, 1), sum(map(len, members.values())), np.array(list(members))
+    chance = dict(zip(owners.tolist(), uniforms(seed, 0, owners, 1, use=use)[:, 0].tolist(), strict=True))
+    rarest = dict.fromkeys(members, 0.0)
+    if dataset.traits() is not None:
+        rarest = {owner: float(whole[own > 0].min()) for owner, own in counts.items()}
+    held, sizes, made = np.zeros((len(shares), marks.shape[1])), np.zeros(len(shares)), dict[int, int]()
+    for owner in sorted(members, key=lambda o: (rarest[o], -len(members[o]), chance[o])):
+        lack = ((held / total) @ counts[owner] + sizes / samples / 2) / shares
+        part = int(np.argmin(np.round(lack, 12)))
+        held[part] += counts[owner]
+        sizes[part] += len(members[owner])
+        made[owner] = part
+    return made
 
 
 def _sizes(made: list[int], folds: int) -> list[str]:
@@ -124,13 +156,18 @@ def _cut(dataset: Dataset, names: list[str], new: str, share: float, seed: int, 
     """Move about `share` of each stratum's training samples to split `new`, in place.
 
     Groups move as a unit; a group larger than the number still needed stays. A stratum must
-    have `need` independent members: at least one moves and `need` - 1 stay.
+    have `need` independent members: at least one moves and `need` - 1 stay. Of overlapping traits, both parts get some
+    of each where there are two; `require_trainable` has the last word.
     """
-    strata = dataset.strata()
-    pool = [i for i, name in enumerate(names) if name == "train"]
-    members: dict[int, list[int]] = {}
-    for i, owner in zip(pool, _owners(dataset, pool), strict=True):
-        members.setdefault(owner, []).append(i)
+    strata, traits = dataset.strata(), dataset.traits()
+    pool = [i for i, name in enumerate(names) if name == "train" and (traits is None or traits[i].any())]
+    members = _members(dataset, pool)
+    if traits is not None and len(members) >= need:
+        part = share if most is None else min(share, most / len(pool))
+        for owner, stays in _deal(dataset, members, traits, np.array([part, 1 - part]), seed, use=4).items():
+            for i in members[owner] if not stays else ():
+                names[i] = new
+        return
     total, containing = Counter(strata[i] for i in pool), Counter[int]()
     owners_of: dict[int, list[int]] = {stratum: [] for stratum in sorted(total)}
     for owner, own in members.items():  # a patient with images of several classes counts for the rarest

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.metrics.classification import Figure, Z, with_percentiles
+from regard.metrics.classification import Figure, Z, weighted_aurocs, with_percentiles
+from regard.metrics.delong import compare_areas
+from regard.metrics.paired import Comparison, difference_of
 
 RESAMPLES = 2000
 PERMUTATIONS = 2000
@@ -208,3 +210,26 @@ def predict_from(features: np.ndarray, target: np.ndarray, folds: np.ndarray) ->
 def bootstrap_figure(values: np.ndarray, n: int) -> Figure:
     """From a figure for each row of `patient_weights`."""
     return with_percentiles(float(values[0]), values[1:], n)
+
+
+def compare_class_areas(
+    first: np.ndarray, second: np.ndarray, labels: np.ndarray, groups: np.ndarray
+) -> Comparison | None:
+    """Second minus first AUC of scores (N, classes): DeLong's paired test, patients together; None without two classes.
+
+    Of two classes the second is tested; of several the mean over those that occur, by the paired bootstrap.
+    """
+    classes = first.shape[1]
+    tested = [c for c in range(1 if classes == 2 else 0, classes) if 0 < (labels == c).sum() < len(labels)]
+    if not tested:
+        return None
+    if len(tested) == 1:
+        c = tested[0]
+        return compare_areas(first[:, c], second[:, c], labels == c, groups)
+    weights = patient_weights(groups, 500)
+    means = [
+        np.mean([weighted_aurocs(weights, own[:, c], labels == c) for c in tested], axis=0) for own in (first, second)
+    ]
+    gain = means[1] - means[0]
+    difference, p = difference_of(float(gain[0]), gain[1:], len(labels))
+    return Comparison(difference, {"paired bootstrap": p})

@@ -20,7 +20,7 @@ from regard import tasks
 from regard.console import Progress, columns
 from regard.data.dataset import UNUSED, Dataset
 from regard.data.splits import assign_folds, fold_splits
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.metrics.folds import Permuted, permute
 from regard.report.folds_page import write_folds_report
 from regard.run.compute import add_costs
@@ -78,6 +78,9 @@ def cross_validate(
     dataset.require_usable(asked.data.unreadable)
     numbers, note = assign_folds(dataset, folds, asked.data.split_seed)
     progress.say(f"folds: {note}")
+    for line in entry.load().fold_doubts(dataset, numbers):
+        progress.say(f"warning: {line}")
+    _require_trainable(entry, dataset, numbers, asked)
     shared = entry.load().fold_settings(dataset, [n for n, fold in enumerate(numbers) if fold], asked)
     if dry_run:
         progress.say(f"the plan of the first of {folds} folds; all take {folds} times as long")
@@ -145,6 +148,16 @@ def _require_foldable(data: str | Path, settings: Mapping[str, Any], folds: int,
     if settings.get("images") is not None:
         raise ConfigError("images is for one run, and folds use all", do="leave --images out")
     return entry
+
+
+def _require_trainable(entry: Entry, dataset: Dataset, numbers: list[int], config: Any) -> None:
+    """An error before the first fold is trained if a later one could not be."""
+    for fold in range(1, max(numbers) + 1):
+        try:
+            entry.load().split(dataset, config, fold_splits(numbers, fold))
+        except DataError as error:
+            do = "give fewer --folds, more data, or leave a rare label out"
+            raise DataError(f"fold {fold}: {error.what}", where=error.where, do=do) from error
 
 
 def _is_finished(run: Run) -> bool:

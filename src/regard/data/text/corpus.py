@@ -67,6 +67,9 @@ class TextDataset:
     def strata(self) -> list[int]:
         return [0] * len(self)
 
+    def traits(self) -> np.ndarray | None:
+        return None
+
     def stratum_name(self, stratum: int) -> str:
         return "the text"
 

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from regard.metrics.classification import weighted_aurocs
-from regard.metrics.delong import compare_areas
-from regard.metrics.folds import patient_weights
-from regard.metrics.paired import Comparison, difference_of, mcnemar, paired_bootstrap
+from regard.metrics.folds import compare_class_areas
+from regard.metrics.paired import Comparison, mcnemar, paired_bootstrap
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -36,18 +34,7 @@ def _areas(first: Rows, second: Rows) -> Comparison | None:
     """AUC by DeLong's paired test, patients together; of several classes their mean, by the paired bootstrap."""
     labels = np.array([row["label"] for row in first])
     classes = [name[2:] for name in first[0] if name.startswith("p_") and name in second[0]]
-    tested = [name for name in classes[-1 if len(classes) == 2 else 0 :] if 0 < (labels == name).sum() < len(labels)]
-    if not tested:
-        return None
-    scores = [np.array([[float(row[f"p_{name}"]) for name in tested] for row in rows]) for rows in (first, second)]
+    scores = [np.array([[float(row[f"p_{name}"]) for name in classes] for row in rows]) for rows in (first, second)]
     groups = np.array([row.get("patient") or f"sample {n}" for n, row in enumerate(first)])
-    if len(tested) == 1:
-        return compare_areas(scores[0][:, 0], scores[1][:, 0], labels == tested[0], groups)
-    weights = patient_weights(groups, 500)
-    means = [
-        np.mean([weighted_aurocs(weights, own[:, c], labels == name) for c, name in enumerate(tested)], axis=0)
-        for own in scores
-    ]
-    gain = means[1] - means[0]
-    difference, p = difference_of(float(gain[0]), gain[1:], len(labels))
-    return Comparison(difference, {"paired bootstrap": p})
+    codes = np.array([classes.index(label) for label in labels])
+    return compare_class_areas(scores[0], scores[1], codes, groups)

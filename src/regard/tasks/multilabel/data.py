@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -55,6 +55,15 @@ class LabelDataset(ImageDataset):
         number = {own: n for n, own in enumerate(sorted(usual), start=1)}
         pooled = 0 if rare >= PER_STRATUM or not usual else number[usual[0]]
         return [number.get(own, pooled) for own in combinations]
+
+    def traits(self) -> np.ndarray:
+        """Every class of every label, and the combinations of them; none where all labels are missing."""
+        classes = [np.eye(len(own) + 1)[self.codes[:, n]][:, :-1] for n, (_, own) in enumerate(self.labels)]
+        strata = np.array(self.strata())
+        return np.hstack([*classes, np.eye(strata.max() + 1)[strata]]) * ~self.unlabelled[:, None]
+
+    def exchanged(self, order: Sequence[int]) -> Self:
+        return replace(self, codes=self.codes[np.asarray(order)])
 
     def stratum_name(self, stratum: int) -> str:
         return "the group of images with one combination of labels"

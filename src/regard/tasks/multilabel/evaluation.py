@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 from regard.evaluation import whole_json
 from regard.metrics import Comparison, Figure, Summary, paired_bootstrap, summarise
 from regard.metrics.classification import weighted_aurocs, with_percentiles
-from regard.metrics.delong import compare_areas
+from regard.metrics.folds import calibration_line, compare_class_areas
 from regard.metrics.paired import mcnemar
 from regard.tasks.multilabel.data import LABELS
 
@@ -54,6 +54,25 @@ class LabelsEvaluation:
         for name in EACH:
             figures |= {f"{name}_{label}": own.figures[name] for label, own in summaries.items()}
         return LabelsEvaluation(labels, keys, index, codes, probs, summaries, figures)
+
+    @staticmethod
+    def mean_of(each: Sequence[LabelsEvaluation]) -> LabelsEvaluation:
+        """Of the mean of several models' probabilities."""
+        first = each[0]
+        probs = [np.mean(own, axis=0) for own in zip(*(result.probs for result in each), strict=True)]
+        return LabelsEvaluation.of(first.labels, first.keys, first.index, first.codes, probs)
+
+    def recalibration(self) -> dict[str, Figure]:
+        """By label, where it is known: calibration in the large and slope; of several classes, of each."""
+        made: dict[str, Figure] = {}
+        for n, ((label, classes), own) in enumerate(zip(self.labels, self.probs, strict=True)):
+            known = self.codes[:, n] >= 0
+            for c in (1,) if len(classes) == 2 else range(len(classes)):
+                if known.any():
+                    line = calibration_line(own[known, c], self.codes[known, n] == c)
+                    name = label if len(classes) == 2 else f"{label}={classes[c]}"
+                    made |= {f"calibration_intercept_{name}": line.intercept, f"calibration_slope_{name}": line.slope}
+        return made
 
     def without(self, seen: set[int]) -> LabelsEvaluation:
         """The same without these samples of the dataset."""
@@ -191,25 +210,36 @@ def doubts(summary: dict[str, Any]) -> list[str]:
 def compare_labels(
     first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], labels: Mapping[str, Sequence[str]]
 ) -> dict[str, Comparison]:
-    """By label, second minus first where it is known: AUROC of two classes by DeLong, accuracy by McNemar."""
+    """By label, second minus first where it is known: AUROCs, then accuracies."""
     made: dict[str, Comparison] = {}
     common = [label for label in labels if second and f"predicted_{label}" in second[0]]
     if not common:
         what = f"the second run does not predict {', '.join(labels)}"
         raise ConfigError(what, do="compare runs of the same --label-column")
+    groups = np.array([row.get("patient") or f"sample {n}" for n, row in enumerate(first)])
     for label in common:
-        pairs = [(a, b) for a, b in zip(first, second, strict=True) if a[label]]
-        if not pairs:
-            continue
-        right = [np.array([pair[n][label] == pair[n][f"predicted_{label}"] for pair in pairs]) for n in (0, 1)]
-        gain = right[1].astype(float) - right[0].astype(float)
-        difference, p = paired_bootstrap(len(gain), lambda index, gain=gain: gain[index].mean())
-        made[f"accuracy_{label}"] = Comparison(difference, {"McNemar": mcnemar(*right), "paired bootstrap": p})
-        positive = np.array([pair[0][label] == labels[label][-1] for pair in pairs])
-        if len(labels[label]) == 2 and 0 < positive.sum() < len(positive):
-            column = f"p_{label}={labels[label][-1]}"
-            one, other = (np.array([float(pair[n][column]) for pair in pairs]) for n in (0, 1))
-            made[f"auroc_{label}"] = compare_areas(one, other, positive)
+        known = np.array([bool(row[label]) for row in first])
+        if known.any():
+            pairs = [(a, b) for a, b in zip(first, second, strict=True) if a[label]]
+            made |= _compare_label(label, list(labels[label]), pairs, groups[known])
+    return dict(sorted(made.items(), key=lambda item: not item[0].startswith("auroc")))
+
+
+def _compare_label(
+    label: str, classes: list[str], pairs: list[tuple[Mapping[str, str], Mapping[str, str]]], groups: np.ndarray
+) -> dict[str, Comparison]:
+    """AUROC by DeLong's test, patients together (of several classes their mean, by bootstrap), and accuracy."""
+    made: dict[str, Comparison] = {}
+    right = [np.array([pair[n][label] == pair[n][f"predicted_{label}"] for pair in pairs]) for n in (0, 1)]
+    gain = right[1].astype(float) - right[0].astype(float)
+    difference, p = paired_bootstrap(len(gain), lambda index: gain[index].mean())
+    made[f"accuracy_{label}"] = Comparison(difference, {"McNemar": mcnemar(*right), "paired bootstrap": p})
+    names = [f"p_{label}={name}" for name in classes]
+    if all(name in pairs[0][1] for name in names):
+        scores = [np.array([[float(pair[n][name]) for name in names] for pair in pairs]) for n in (0, 1)]
+        codes = np.array([classes.index(pair[0][label]) for pair in pairs])
+        if areas := compare_class_areas(scores[0], scores[1], codes, groups):
+            made[f"auroc_{label}"] = areas
     return made
 
 

@@ -44,12 +44,19 @@ ExplainOptions = ImageExplainOptions
 __all__ = ["RECIPES", "Config", "EvalOptions", "ExplainOptions", "LoadOptions", "PredictOptions", "recognise"]
 
 
+RESERVED = {"name", "fold", "patient"}
+"""Columns of predictions.csv."""
+
+
 def label_names(data: ImageData) -> tuple[str, ...]:
     """The columns of the labels, in order."""
     names = tuple(name.strip() for name in (data.label_column or "").split(","))
     if not all(names) or len(set(names)) < len(names) or len(names) < 2:
         what = f"label_column={data.label_column!r} does not name several columns, each once"
         raise ConfigError(what, do="give --label-column such as mgmt,pten,tertp")
+    if taken := sorted(set(names) & RESERVED):
+        what = f"a label cannot be called {', '.join(taken)}: predictions have columns of that name"
+        raise ConfigError(what, do="rename the column")
     return names
 
 

@@ -15,10 +15,11 @@ from regard.data import Augmenter, Batch, Images, Loader
 from regard.data.dataset import UNUSED
 from regard.errors import ConfigError, counted
 from regard.evaluation import run_over
-from regard.metrics import Comparison
+from regard.metrics import Comparison, Figure
 from regard.tasks.image_examples import explain_images
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask
+from regard.tasks.multilabel import folds
 from regard.tasks.multilabel.data import LabelDataset, read_labels
 from regard.tasks.multilabel.evaluation import LabelsEvaluation, compare_labels, doubts, label_auroc
 from regard.tasks.multilabel.loss import LabelsEntropy, log_probabilities
@@ -144,6 +145,10 @@ class Task(ImageTask):
         explain_images(run, trained, self.images, samples, progress, [label for _, label in chosen])
 
     page = staticmethod(page)
+    pools: ClassVar[bool] = True
+    pool = staticmethod(folds.pool)
+    pool_page = staticmethod(folds.page)
+    fold_doubts = staticmethod(folds.describe_rare)
     doubts = staticmethod(doubts)
 
     @classmethod
@@ -172,6 +177,14 @@ class Task(ImageTask):
     @classmethod
     def without(cls, result: LabelsEvaluation, seen: set[int]) -> LabelsEvaluation:
         return result.without(seen)
+
+    @classmethod
+    def ensemble(cls, results: Sequence[LabelsEvaluation]) -> LabelsEvaluation:
+        return LabelsEvaluation.mean_of(results)
+
+    @classmethod
+    def recalibration(cls, result: LabelsEvaluation) -> dict[str, Figure]:
+        return result.recalibration()
 
     @classmethod
     def compare(
