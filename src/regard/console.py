@@ -134,16 +134,33 @@ def columns(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     )
 
 
+def shown(value: float | None, form: str = ".4f") -> str:
+    """A figure's value, which may be unknown.
+
+    >>> shown(0.25), shown(None), shown(math.nan)
+    ('0.2500', '–', '–')
+    """
+    return "–" if value is None or math.isnan(value) else f"{value:{form}}"
+
+
 def interval(figure: Mapping[str, Any], form: str = ".4f") -> str:
     """The 95 % interval of a figure; of a single sample there may be none.
 
     >>> interval({"low": 0.25, "high": 0.5}, ".2f"), interval({"low": None, "high": None})
     ('0.25 to 0.50', '–')
     """
-    low, high = figure["low"], figure["high"]
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return "–"
-    return f"{low:{form}} to {high:{form}}"
+    ends = [shown(figure[name], form) for name in ("low", "high")]
+    return "–" if "–" in ends else " to ".join(ends)
+
+
+def with_interval(figure: Mapping[str, Any], form: str = ".3f") -> str:
+    """A figure's value and its 95 % interval, for the cell of a table.
+
+    >>> with_interval({"value": 0.4, "low": 0.25, "high": 0.5}), with_interval({"value": None})
+    ('0.400 (0.250 to 0.500)', '–')
+    """
+    value = shown(figure["value"], form)
+    return value if value == "–" else f"{value} ({interval(figure, form)})"
 
 
 def quoted(word: str) -> str:

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from regard import tasks
 from regard.cli.flags import Parser, Switch, add_opening, add_options, checked_options, parse
 from regard.cli.making import Quiet, require_path
-from regard.console import Progress, columns, interval
+from regard.console import Progress, columns, interval, shown
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
 
 
@@ -208,7 +208,7 @@ class Compare:
         for run, model, inputs, figure, folds in scored:
             over = "–"
             if folds:
-                mean, std, variance = (_number(folds[part]) for part in ("mean", "std", "variance"))
+                mean, std, variance = (shown(folds[part]) for part in ("mean", "std", "variance"))
                 over = f"{mean} ± {std} (variance {variance})"
             rows.append((run, model, inputs, f"{figure['value']:.4f}", interval(figure), over, f"{figure['n']:,}"))
         print(columns(("run", "model", "input", name, "95 % interval", "over folds", "n"), rows), end="\n\n")
@@ -426,10 +426,6 @@ class Models:
 
         rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)) or "words", e.paper) for n, e in MODELS.items()]
         print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def _fields(size: tuple[int, ...] | None, heads: int | None) -> dict[str, Any]:

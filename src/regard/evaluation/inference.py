@@ -18,6 +18,12 @@ def whole_json(whole: Any, left: int) -> dict[str, Any]:
     return {"n": len(whole.keys), "seen": len(whole.keys) - left, "figures": figures}
 
 
+def left_out_words(whole: Any, left: int, figures: str, samples: str = "samples") -> str:
+    """The same as a sentence; `figures` are the main ones of the whole set."""
+    n = len(whole.keys)
+    return f"{n - left} of {n} {samples} occur in training or validation and are left out; on all {n}: {figures}"
+
+
 @torch.inference_mode()
 def run_over(
     model: nn.Module,

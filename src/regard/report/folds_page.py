@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from regard.console import shown
 from regard.errors import RunError
 from regard.report.explanations import TITLE, masks_html
 from regard.report.page import card_text, duration, facts, page_html, reproducing, settings_html, table
@@ -78,10 +79,6 @@ def _retrained(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _fold_table(summary: dict[str, Any]) -> str:
     """Every figure per fold, with mean, deviation and variance over folds."""
-
-    def shown(value: float | None) -> str:
-        return "–" if value is None else f"{value:.4f}"
-
     numbers = range(1, summary["folds"] + 1)
     rows = [
         (

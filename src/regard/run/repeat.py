@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard import tasks
-from regard.console import Progress, columns
+from regard.console import Progress, columns, shown
 from regard.errors import ConfigError, RunError
 from regard.run.compute import add_costs
 from regard.run.runner import plain_settings, start
@@ -81,13 +81,9 @@ def table(summary: dict[str, Any]) -> str:
     rows, entry = list[tuple[str, ...]](), tasks.find(summary["task"])
     for name, figure in summary["figures"].items():
         form = f".{entry.decimals(name)}f"
-        mean, std, *values = (_number(value, form) for value in (figure["mean"], figure["std"], *figure["values"]))
+        mean, std, *values = (shown(value, form) for value in (figure["mean"], figure["std"], *figure["values"]))
         rows.append((name, f"{mean} ± {std}", *values))
     return columns(header, rows)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
 
 
 def claim(folder: Run, asked: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import interval, shown, with_interval
 from regard.drawing import BLUE, GREY, canvas, dress, style, to_svg
 from regard.metrics.classification import BINS, Figure, summarise, weighted_aurocs, wilson
 from regard.metrics.delong import auc_delong
@@ -234,17 +235,12 @@ def warnings(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
-
-
 def figure_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     rows = []
     for name, figure in summary["figures"].items():
         label, meaning = NAMES[name]
-        low, high = number(figure["low"]), number(figure["high"])
-        rows.append((label, number(figure["value"]), "–" if low == "–" else f"{low} to {high}", meaning))
-    within = (NAMES["auroc_within"][0], number(summary["within_folds"]), "–", NAMES["auroc_within"][1])
+        rows.append((label, shown(figure["value"]), interval(figure), meaning))
+    within = (NAMES["auroc_within"][0], shown(summary["within_folds"]), "–", NAMES["auroc_within"][1])
     return [*rows[:2], within, *rows[2:]]
 
 
@@ -273,7 +269,7 @@ def confounder_table(summary: dict[str, Any]) -> str:
         return (
             "<p>The data has no column of sites or scanners, and all files have one size: nothing could be tested.</p>"
         )
-    rows = [(row["name"], number(row["auroc"]), number(row["p"], 3)) for row in summary["confounders"]]
+    rows = [(row["name"], shown(row["auroc"]), shown(row["p"], ".3f")) for row in summary["confounders"]]
     return (
         "<p>A small decision tree sees only this of each sample, never the picture, and predicts the label of the "
         "folds it was not fitted on. The AUC is by pairs within folds, p from permuted labels.</p>"
@@ -283,16 +279,7 @@ def confounder_table(summary: dict[str, Any]) -> str:
 
 def class_table(summary: dict[str, Any]) -> str:
     names = ("auroc", "sensitivity", "specificity", "calibration_intercept", "calibration_slope")
-    rows = [
-        (
-            name,
-            *(
-                f"{number(row[m]['value'], 3)} ({number(row[m]['low'], 3)} to {number(row[m]['high'], 3)})"
-                for m in names
-            ),
-        )
-        for name, row in summary["per_class"].items()
-    ]
+    rows = [(name, *(with_interval(row[m]) for m in names)) for name, row in summary["per_class"].items()]
     return table(("class against the rest", *(NAMES[m][0] for m in names)), rows)
 
 

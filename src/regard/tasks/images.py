@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -446,6 +446,29 @@ class ImageTask(Task):
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Any:
         return cls.predictor_type.open(path, device, progress, options)
+
+    @classmethod
+    def measure(cls, predictor: Any, dataset: Any, loader: Loader, tick: Any) -> Any:
+        """Figures with intervals over everything the loader gives."""
+        raise NotImplementedError
+
+    def evaluate(self, trained: Any, part: str, tick: Any) -> Any:
+        return self.measure(trained, self.dataset, self.loader(part), tick)
+
+    @classmethod
+    def evaluate_on(cls, predictor: Any, dataset: Any, index: list[int], options: Any, progress: Progress) -> Any:
+        prepared = predictor.preparation
+        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
+        with progress.bar("evaluating", len(loader)) as tick:
+            return cls.measure(predictor, dataset, loader, tick)
+
+    @classmethod
+    def ensemble(cls, results: Sequence[Any]) -> Any:
+        return type(results[0]).mean_of(results) if cls.pools else super().ensemble(results)
+
+    @classmethod
+    def recalibration(cls, result: Any) -> dict[str, Any]:
+        return result.recalibration() if cls.pools else {}
 
     @classmethod
     def without(cls, result: Any, seen: set[int]) -> Any:

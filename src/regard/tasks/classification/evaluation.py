@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.console import columns
+from regard.console import columns, with_interval
 from regard.data import Loader, Preparation, Source
-from regard.evaluation import run_over, whole_json
+from regard.evaluation import left_out_words, run_over, whole_json
 from regard.metrics import Figure, Summary, summarise
 from regard.metrics.folds import calibration_line
 from regard.tasks.classification.loss import probabilities
@@ -98,13 +98,10 @@ class Evaluation:
         measures = ("recall", "precision", "auroc")
         text = ""
         if self.whole:
-            n, f = len(self.whole.keys), self.whole.figures["accuracy"]
-            text = (
-                f"{n - len(self.keys)} of {n} samples occur in training or validation and are left out; "
-                f"on all {n}: accuracy {f.value:.4f} ({f.low:.4f} to {f.high:.4f})\n\n"
-            )
+            accuracy = with_interval(self.whole.figures["accuracy"]._asdict(), ".4f")
+            text = left_out_words(self.whole, len(self.keys), f"accuracy {accuracy}") + "\n\n"
         text += columns(("class", "n", *measures), [
-            (name, row["recall"].n, *(_interval(row[m]) for m in measures))
+            (name, row["recall"].n, *(with_interval(row[m]._asdict()) for m in measures))
             for name, row in self.summary.per_class.items()
         ])  # fmt: skip
         if len(self.classes) <= 20:
@@ -203,9 +200,3 @@ def evaluate(
     labels = np.array([classes.index(source.classes[label]) for label in labels])
     keys = [source.samples[i].key for i in index]
     return Evaluation(summarise(probs, labels, classes), classes, keys, index, labels, probs)
-
-
-def _interval(figure: Figure) -> str:
-    if figure.value != figure.value:
-        return "–"
-    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"

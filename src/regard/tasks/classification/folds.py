@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import interval, shown
 from regard.report import figures
 from regard.task import Folds, Page, Section
 from regard.tasks.class_folds import (
@@ -16,7 +17,6 @@ from regard.tasks.class_folds import (
     confounder_table,
     figure_rows,
     fold_figure,
-    number,
     permutation_html,
     pool_classes,
 )
@@ -49,17 +49,17 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         write_text(run.path / "figures" / f"{name}.svg", svg)
     what = f"of {summary['positive']}" if summary["positive"] else "(mean of each class against the rest)"
     on = f"{what}, {area['n']:,} samples of {summary['patients']:,} patients or single samples"
-    interval = f"{area['low']:.3f} to {area['high']:.3f}"
     return Page(
         title=f"{summary['folds']} folds on {data['name']}",
-        headline=f'<p class="big">AUC {area["value"]:.3f} <span>{escape(on)}; 95 % interval {interval}</span></p>',
+        headline=f'<p class="big">AUC {area["value"]:.3f} <span>{escape(on)}; '
+        f"95 % interval {interval(area, '.3f')}</span></p>",
         headline_text=f"AUC {area['value']:.3f} {on}",
         figures=figure_rows(summary),
         chosen_by="accuracy",
         warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
         facts=[
-            ("mean ± deviation over folds", f"{number(per_fold['mean'])} ± {number(per_fold['std'])}"),
-            ("variance over folds", number(per_fold["variance"])),
+            ("mean ± deviation over folds", f"{shown(per_fold['mean'])} ± {shown(per_fold['std'])}"),
+            ("variance over folds", shown(per_fold["variance"])),
             ("permutation test", f"p {test['p']:.4f} ({test['permutations']} permutations)"),
         ],
         sections=[

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import with_interval
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.report.page import table
@@ -47,6 +48,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         write_text(run.path / "figures" / f"{name}.svg", svg)
     on = f"on {accuracy['n']:,} {summary['split']} images"
     interval = f"{_percent(accuracy['low'])} to {_percent(accuracy['high'])}"
+    measures = ("recall", "precision", "auroc")
     return Page(
         title=f"{config.model.model} on {data['name']}",
         headline=f'<p class="big">{_percent(accuracy["value"])} accuracy '
@@ -80,7 +82,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
                 "Classes",
                 "<details><summary>Every class, with intervals</summary>"
                 + table(("class", "images", "recall", "precision", "AUROC"), [
-                    (name, f"{row['recall']['n']:,}", *(_interval(row[m]) for m in ("recall", "precision", "auroc")))
+                    (name, f"{row['recall']['n']:,}", *(with_interval(row[m]) for m in measures))
                     for name, row in summary["per_class"].items()
                 ]) + "</details>",
             ),
@@ -136,9 +138,3 @@ def _commonest(summary: Any) -> float:
     """What answering the commonest class every time would score."""
     counts = np.array(summary["confusion"]).sum(1)
     return float(counts.max() / counts.sum())
-
-
-def _interval(figure: dict[str, float]) -> str:
-    if figure["value"] is None:
-        return "–"
-    return f"{figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"

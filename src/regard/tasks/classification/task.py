@@ -160,9 +160,12 @@ class Task(ImageTask):
     def validate(self, model: nn.Module, loader: Loader, tick: Any, world: World) -> dict[str, float]:
         return quick_figures(model, loader, self.preparation, self.device, tick, world.sums)
 
-    def evaluate(self, trained: Classifier, part: str, tick: Any) -> Evaluation:
-        source, loader = self.dataset.source, self.loader(part)
-        return evaluate(trained.model, loader, self.preparation, source, self.class_names(), self.device, tick)
+    @classmethod
+    def measure(
+        cls, predictor: Classifier, dataset: ImageDataset, loader: Loader, tick: Any, mirror: bool = False
+    ) -> Evaluation:
+        model, prepared, device = predictor.model, predictor.preparation, predictor.device
+        return evaluate(model, loader, prepared, dataset.source, predictor.classes, device, tick, mirror)
 
     def explain(self, run: Run, trained: Classifier, result: Evaluation, progress: Progress) -> None:
         chosen = choose_examples(
@@ -194,7 +197,6 @@ class Task(ImageTask):
         cls, predictor: Classifier, dataset: ImageDataset, index: list[int], options: EvalOptions, progress: Progress
     ) -> Evaluation:
         prepared, model, device = predictor.preparation, predictor.model, predictor.device
-        source, classes = dataset.source, predictor.classes
 
         def loader() -> Loader:
             return Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
@@ -202,23 +204,15 @@ class Task(ImageTask):
         if options.corruptions and options.mirror:
             raise ConfigError("corruptions are measured without mirror images", do="leave --mirror out")
         with progress.bar("evaluating", len(loader())) as tick:
-            result = evaluate(model, loader(), prepared, source, classes, device, tick, options.mirror)
+            result = cls.measure(predictor, dataset, loader(), tick, options.mirror)
         if not options.corruptions:
             return result
         with progress.bar("corrupting", len(CORRUPTIONS) * len(SEVERITIES)) as tick:
             right = result.probs.argmax(1) == result.labels
-            measured = robustness(model, loader, prepared, source, result.labels, right, device, tick)
+            measured = robustness(model, loader, prepared, dataset.source, result.labels, right, device, tick)
         return replace(result, robustness=measured)
 
     probe = staticmethod(probe)
-
-    @classmethod
-    def ensemble(cls, results: Sequence[Evaluation]) -> Evaluation:
-        return Evaluation.mean_of(results)
-
-    @classmethod
-    def recalibration(cls, result: Evaluation) -> dict[str, Any]:
-        return result.recalibration()
 
     doubts = staticmethod(doubts)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import columns
+from regard.console import columns, with_interval
 from regard.errors import ConfigError
-from regard.evaluation import whole_json
+from regard.evaluation import left_out_words, whole_json
 from regard.metrics import Comparison, Figure, Summary, paired_bootstrap, summarise
 from regard.metrics.classification import weighted_aurocs, with_percentiles
 from regard.metrics.folds import calibration_line, compare_class_areas
@@ -105,13 +105,10 @@ class LabelsEvaluation:
         """By label."""
         text = ""
         if self.whole:
-            n, f = len(self.whole.keys), self.whole.figures["auroc"]
-            text = (
-                f"{n - len(self.keys)} of {n} samples occur in training or validation and are left out; "
-                f"on all {n}: mean AUROC {f.value:.4f} ({f.low:.4f} to {f.high:.4f})\n\n"
-            )
+            area = with_interval(self.whole.figures["auroc"]._asdict(), ".4f")
+            text = left_out_words(self.whole, len(self.keys), f"mean AUROC {area}") + "\n\n"
         rows = [
-            (label, own.figures["accuracy"].n, *(_interval(own.figures[name]) for name in EACH))
+            (label, own.figures["accuracy"].n, *(with_interval(own.figures[name]._asdict()) for name in EACH))
             for label, own in self.summaries.items()
         ]
         return text + columns(("label", "known", *EACH), rows)
@@ -241,9 +238,3 @@ def _compare_label(
         if areas := compare_class_areas(scores[0], scores[1], codes, groups):
             made[f"auroc_{label}"] = areas
     return made
-
-
-def _interval(figure: Figure) -> str:
-    if math.isnan(figure.value):
-        return "–"
-    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"

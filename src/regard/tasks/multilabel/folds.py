@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import interval, shown, with_interval
 from regard.metrics.folds import PERMUTATIONS, Permuted, bootstrap_figure, patient_weights, permute, spread
 from regard.report import figures
 from regard.report.page import table
@@ -22,7 +23,6 @@ from regard.tasks.class_folds import (
     figure_rows,
     fold_figure,
     mean_of_known,
-    number,
     pool_classes,
 )
 from regard.tasks.multilabel.data import LabelDataset
@@ -123,20 +123,20 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
     area, per_fold, test = summary["figures"]["auroc"], summary["per_fold"]["auroc"], summary["permutation"]
     labels = summary["labels"]
     on = f"mean of {len(labels)} labels, {area['n']:,} samples of {summary['patients']:,} patients or single samples"
-    value, interval = number(area["value"], 3), f"{number(area['low'], 3)} to {number(area['high'], 3)}"
-    rows = [(MEAN[0], number(area["value"]), f"{number(area['low'])} to {number(area['high'])}", MEAN[1])]
+    value = shown(area["value"], ".3f")
+    rows = [(MEAN[0], shown(area["value"]), interval(area), MEAN[1])]
     for label, own in labels.items():
         rows += [(f"{title}, {label}", value, limits, why) for title, value, limits, why in figure_rows(own)]
     return Page(
         title=f"{summary['folds']} folds on {data['name']}: {', '.join(labels)}",
-        headline=f'<p class="big">AUC {value} <span>{escape(on)}; 95 % interval {interval}</span></p>',
+        headline=f'<p class="big">AUC {value} <span>{escape(on)}; 95 % interval {interval(area, ".3f")}</span></p>',
         headline_text=f"AUC {value}, {on}",
         figures=rows,
         chosen_by="auroc",
         warnings=[f"{line}." for line in summary["warnings"]],
         facts=[
-            ("mean ± deviation over folds", f"{number(per_fold['mean'])} ± {number(per_fold['std'])}"),
-            ("variance over folds", number(per_fold["variance"])),
+            ("mean ± deviation over folds", f"{shown(per_fold['mean'])} ± {shown(per_fold['std'])}"),
+            ("variance over folds", shown(per_fold["variance"])),
             ("permutation test of the mean", f"p {test['p']:.4f} ({test['permutations']} permutations)"),
         ],
         sections=[
@@ -156,13 +156,9 @@ def _label_table(labels: dict[str, Any]) -> str:
     """A row per label: how many are known, the main figures with intervals, spread and p."""
     rows = []
     for label, own in labels.items():
-        cells = [
-            f"{number(own['figures'][name]['value'], 3)} "
-            f"({number(own['figures'][name]['low'], 3)} to {number(own['figures'][name]['high'], 3)})"
-            for name in SHOWN
-        ]
+        cells = [with_interval(own["figures"][name]) for name in SHOWN]
         over = own["per_fold"]["auroc"]
-        spread_text = f"{number(over['mean'])} ± {number(over['std'])} ({number(over['variance'])})"
+        spread_text = f"{shown(over['mean'])} ± {shown(over['std'])} ({shown(over['variance'])})"
         classes = ", ".join(
             f"{name} {count}"
             for name, count in zip(own["classes"], map(sum, zip(*own["counts"], strict=True)), strict=True)
@@ -191,7 +187,7 @@ def _section(run: Run, place: int, label: str, own: dict[str, Any]) -> Section:
 
 def _confounder_table(labels: dict[str, Any]) -> str:
     rows = [
-        (row["name"], label, number(row["auroc"]), number(row["p"], 3))
+        (row["name"], label, shown(row["auroc"]), shown(row["p"], ".3f"))
         for label, own in labels.items()
         for row in own["confounders"]
     ]

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Batch, Images, Loader
+from regard.data import Augmenter, Batch, Loader
 from regard.data.dataset import UNUSED
 from regard.errors import ConfigError, counted
 from regard.evaluation import run_over
-from regard.metrics import Comparison, Figure
+from regard.metrics import Comparison
 from regard.tasks.image_examples import explain_images
-from regard.tasks.image_options import LoadOptions
 from regard.tasks.images import ImageTask
 from regard.tasks.multilabel import folds
 from regard.tasks.multilabel.data import LabelDataset, read_labels
@@ -25,13 +24,14 @@ from regard.tasks.multilabel.evaluation import LabelsEvaluation, compare_labels,
 from regard.tasks.multilabel.loss import LabelsEntropy, log_probabilities
 from regard.tasks.multilabel.page import page
 from regard.tasks.multilabel.predictor import LabelsPredictor, output_names
-from regard.tasks.multilabel.settings import EvalOptions, label_names
+from regard.tasks.multilabel.settings import label_names
 from regard.training import World
-from regard.weights import Run, open_weights
+from regard.weights import Run
 
 
 class Task(ImageTask):
     name: ClassVar[str] = "multilabel"
+    predictor_type = LabelsPredictor
     best: ClassVar[Any] = ("auroc", "max")
     from_scratch, plain, finetune = "multilabel", "multilabel_plain", "multilabel_finetune"
 
@@ -115,11 +115,15 @@ class Task(ImageTask):
         mean = float(np.nanmean(list(areas.values())))
         return {"auroc": mean, "loss": float(-(wanted * logs).sum() / wanted.sum())} | areas
 
-    def trained(self, run: Run) -> LabelsPredictor:
-        return LabelsPredictor(open_weights(run.path)[0], self.device)
+    @classmethod
+    def measure(cls, predictor: LabelsPredictor, dataset: LabelDataset, loader: Loader, tick: Any) -> LabelsEvaluation:
+        def answer(x: Tensor, _: Tensor) -> Tensor:
+            return predictor.answers(predictor.model(x, class_token_only=True))
 
-    def evaluate(self, trained: LabelsPredictor, part: str, tick: Any) -> LabelsEvaluation:
-        return evaluate(trained, self.dataset, self.loader(part), tick)
+        outputs, _, index = run_over(predictor.model, answer, loader, predictor.preparation, predictor.device, tick)
+        probs = np.split(outputs.astype(np.float64), np.cumsum(predictor.sizes)[:-1], axis=1)
+        keys = [dataset.key(int(i)) for i in index]
+        return LabelsEvaluation.of(predictor.labels, keys, index, dataset.codes[index], list(probs))
 
     def explain(self, run: Run, trained: LabelsPredictor, result: LabelsEvaluation, progress: Progress) -> None:
         """As many images of each label as of the others; the map is that of the label's predicted class."""
@@ -152,39 +156,11 @@ class Task(ImageTask):
     doubts = staticmethod(doubts)
 
     @classmethod
-    def predictor(
-        cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress
-    ) -> LabelsPredictor:
-        return LabelsPredictor.open(path, device, progress, options)
-
-    @classmethod
     def open_for(cls, predictor: LabelsPredictor, data: str | Path, config: Any, progress: Progress) -> LabelDataset:
         own = tuple(label for label, _ in predictor.labels)
         if label_names(config.data) != own:
             raise ConfigError(f"the run predicts {', '.join(own)}", do="leave --label-column out")
         return read_labels(data, progress, config.data, config.model.fields().get("size"), predictor.labels)
-
-    @classmethod
-    def evaluate_on(
-        cls, predictor: LabelsPredictor, dataset: LabelDataset, index: list[int], options: EvalOptions,
-        progress: Progress,
-    ) -> LabelsEvaluation:  # fmt: skip
-        prepared = predictor.preparation
-        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
-        with progress.bar("evaluating", len(loader)) as tick:
-            return evaluate(predictor, dataset, loader, tick)
-
-    @classmethod
-    def without(cls, result: LabelsEvaluation, seen: set[int]) -> LabelsEvaluation:
-        return result.without(seen)
-
-    @classmethod
-    def ensemble(cls, results: Sequence[LabelsEvaluation]) -> LabelsEvaluation:
-        return LabelsEvaluation.mean_of(results)
-
-    @classmethod
-    def recalibration(cls, result: LabelsEvaluation) -> dict[str, Figure]:
-        return result.recalibration()
 
     @classmethod
     def compare(
@@ -202,15 +178,3 @@ class LabelsAugmenter(Augmenter):
 
     def targets(self, labels: Tensor, numbers: Tensor, epoch: int) -> Tensor:
         return self.wanted[numbers].to(labels.device)
-
-
-def evaluate(predictor: LabelsPredictor, dataset: LabelDataset, loader: Loader, tick: Any) -> LabelsEvaluation:
-    """Figures with intervals over everything the loader gives."""
-
-    def answer(x: Tensor, _: Tensor) -> Tensor:
-        return predictor.answers(predictor.model(x, class_token_only=True))
-
-    outputs, _, index = run_over(predictor.model, answer, loader, predictor.preparation, predictor.device, tick)
-    probs = np.split(outputs.astype(np.float64), np.cumsum(predictor.sizes)[:-1], axis=1)
-    keys = [dataset.key(int(i)) for i in index]
-    return LabelsEvaluation.of(predictor.labels, keys, index, dataset.codes[index], list(probs))

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.console import columns
+from regard.console import columns, with_interval
 from regard.data.batch import Batch
 from regard.data.objects import ObjectDataset, ObjectFeed
 from regard.errors import ConfigError
-from regard.evaluation import whole_json
+from regard.evaluation import left_out_words, whole_json
 from regard.metrics import Comparison, Figure
 from regard.metrics.detection import Detections, DetectionSummary, Truth, compare_detection, summarise_detection
 from regard.metrics.detection_errors import ERRORS, Error, confusion, error_breakdown
@@ -103,14 +103,12 @@ class DetectionEvaluation:
     def describe(self) -> str:
         text = ""
         if self.whole:
-            n, f = len(self.whole.keys), self.whole.figures["ap"]
-            text = (
-                f"{n - len(self.keys)} of {n} images occur in training or validation and are left out; "
-                f"on all {n}: ap {f.value:.4f} ({f.low:.4f} to {f.high:.4f})\n\n"
-            )
+            ap = with_interval(self.whole.figures["ap"]._asdict(), ".4f")
+            text = left_out_words(self.whole, len(self.keys), f"ap {ap}", "images") + "\n\n"
         measures = ("ap", "ap50", "ar")
         text += columns(("class", "objects", *measures), [
-            (name, row["ap"].n, *(_interval(row[m]) for m in measures)) for name, row in self.summary.per_class.items()
+            (name, row["ap"].n, *(with_interval(row[m]._asdict()) for m in measures))
+            for name, row in self.summary.per_class.items()
         ])  # fmt: skip
         text += f"\n\nerrors of boxes with a score of at least {self.threshold:.2f}\n"
         rows = [(kind, e.count, f"{e.gain:+.4f}", ERRORS[kind]) for kind, e in self.errors.items()]
@@ -136,12 +134,6 @@ class DetectionEvaluation:
             "spread": asdict(self.spread),
             **({"whole": whole_json(self.whole, len(self.keys))} if self.whole else {}),
         }
-
-
-def _interval(figure: Figure) -> str:
-    if figure.value != figure.value:
-        return "–"
-    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"
 
 
 def _objects_text(truth: Truth, classes: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import interval, shown, with_interval
 from regard.metrics.detection_errors import ERRORS
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
@@ -40,12 +41,13 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         write_text(run.path / "figures" / f"{name}.svg", svg)
     main = summary["figures"].get("ap", {"value": None, "low": None, "high": None, "n": 0})
     half = summary["figures"].get("ap50", main)
+    ap, ap50 = shown(main["value"], ".3f"), shown(half["value"], ".3f")
     on = f"on {main['n']:,} {summary['split']} images"
     return Page(
         title=f"{config.model.model} on {data['name']}",
-        headline=f'<p class="big">{shown(half["value"])} AP50, {shown(main["value"])} AP <span>{escape(on)}; '
-        f"95 % interval of AP {shown(main['low'])} to {shown(main['high'])}</span></p>",
-        headline_text=f"{shown(half['value'])} AP50 and {shown(main['value'])} AP {on}",
+        headline=f'<p class="big">{ap50} AP50, {ap} AP <span>{escape(on)}; '
+        f"95 % interval of AP {interval(main, '.3f')}</span></p>",
+        headline_text=f"{ap50} AP50 and {ap} AP {on}",
         figures=[_row(name, figure) for name, figure in summary["figures"].items()],
         chosen_by="AP",
         warnings=[
@@ -120,7 +122,7 @@ def image_cards(run: Run, listed: str, files: str, title: str, words: str, shows
 
 def _classes(summary: dict[str, Any]) -> str:
     rows = [
-        (name, f"{row['ap']['n']:,}", *(shown_interval(row[measure]) for measure in ("ap", "ap50", "ar")))
+        (name, f"{row['ap']['n']:,}", *(with_interval(row[measure]) for measure in ("ap", "ap50", "ar")))
         for name, row in summary["per_class"].items()
     ]
     return table(("class", "objects", "AP", "AP50", "AR"), rows)
@@ -131,14 +133,4 @@ def _row(name: str, figure: dict[str, Any]) -> tuple[str, str, str, str]:
     label, meaning = NAMES[measure]
     if size:
         label, meaning = f"{label}, {size}", NAMES[size][1]
-    return label, shown(figure["value"]), f"{shown(figure['low'])} to {shown(figure['high'])}", meaning
-
-
-def shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def shown_interval(figure: dict[str, Any]) -> str:
-    if figure["value"] is None:
-        return "–"
-    return f"{shown(figure['value'])} ({shown(figure['low'])} to {shown(figure['high'])})"
+    return label, shown(figure["value"], ".3f"), interval(figure, ".3f"), meaning

@@ -29,7 +29,7 @@ from regard.data.objects import (
 from regard.errors import ConfigError, counted, did_you_mean
 from regard.geometry import Frame
 from regard.networks.base import Network
-from regard.task import Choice, Tick
+from regard.task import Choice
 from regard.tasks.images import ImageTask, default_workers, facts
 from regard.tasks.objects.diagnostics import diagnose
 from regard.tasks.objects.loss import SetLoss
@@ -175,9 +175,6 @@ class ObjectTask(ImageTask):
             progress.say(f"warning: {line}")
         self.write_transfer(run, progress)
 
-    def evaluate(self, trained: Any, part: str, tick: Tick) -> Any:
-        return self.measure(trained, self.dataset, self.loader(part), tick)
-
     def extra_summary(self, result: Any) -> dict[str, Any]:
         return {"cautions": self.cautions()}
 
@@ -200,11 +197,6 @@ class ObjectTask(ImageTask):
         feed = ObjectFeed(loader, prepared.mean, prepared.std, predictor.device)
         with progress.bar("evaluating", len(feed)) as tick:
             return cls.measure(predictor, dataset, feed, tick)
-
-    @classmethod
-    def measure(cls, predictor: Any, dataset: Any, feed: ObjectFeed, tick: Tick) -> Any:
-        """Figures with intervals over everything the feed gives. Classes are matched by name."""
-        raise NotImplementedError
 
     def cautions(self) -> list[str]:
         """What about the data makes a network of this shape fail, in sentences."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import columns
+from regard.console import columns, with_interval
 from regard.data.batch import Batch
 from regard.data.objects import ObjectDataset
 from regard.data.objects.panoptic_dataset import PanopticDataset
@@ -167,7 +167,11 @@ class PanopticEvaluation:
         text = ""
         if self.quality:
             rows = [
-                (name, "thing" if thing else "stuff", *(_shown(self.quality.per_class[name][part]) for part in PARTS))
+                (
+                    name,
+                    "thing" if thing else "stuff",
+                    *(with_interval(self.quality.per_class[name][part]._asdict()) for part in PARTS),
+                )
                 for name, thing in zip(self.boxes.classes, self.things, strict=True)
             ]
             text = columns(("class", "kind", *(part.upper() for part in PARTS)), rows) + "\n\nboxes of things\n"
@@ -187,10 +191,6 @@ class PanopticEvaluation:
                 for name, row in self.quality.per_class.items()
             }
         return made | ({"whole": whole_json(self.whole, len(self.keys))} if self.whole else {})
-
-
-def _shown(figure: Figure) -> str:
-    return "–" if figure.value != figure.value else f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"
 
 
 def compare_panoptic(first: Rows, second: Rows, classes: Sequence[str]) -> dict[str, Comparison]:

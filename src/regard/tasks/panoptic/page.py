@@ -5,9 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from regard.console import interval, shown, with_interval
 from regard.report.page import table
 from regard.task import Page, Section
-from regard.tasks.objects.page import image_cards, shown, shown_interval
+from regard.tasks.objects.page import image_cards
 from regard.tasks.objects.page import page as page_of_boxes
 from regard.weights import Run
 
@@ -33,10 +34,10 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     figure, (word, _) = summary["figures"].get(main, {"value": None, "low": None, "high": None, "n": 0}), NAMES[main]
     on = f"on {figure['n']:,} {summary['split']} images"
     made.headline = (
-        f'<p class="big">{shown(figure["value"])} {word} <span>{escape(on)}; 95 % interval '
-        f"{shown(figure['low'])} to {shown(figure['high'])}</span></p>" + made.headline
+        f'<p class="big">{shown(figure["value"], ".3f")} {word} <span>{escape(on)}; 95 % interval '
+        f"{interval(figure, '.3f')}</span></p>" + made.headline
     )
-    made.headline_text = f"{shown(figure['value'])} {word} {on}; boxes: {made.headline_text}"
+    made.headline_text = f"{shown(figure['value'], '.3f')} {word} {on}; boxes: {made.headline_text}"
     made.figures = [_row(name, summary["figures"][name]) for name in own] + made.figures
     made.chosen_by = word
     if "panoptic" in summary:
@@ -63,7 +64,7 @@ def _classes(summary: dict[str, Any]) -> list[Section]:
         (
             name, "thing" if summary["things"][name] else "stuff",
             f"{row['true_positives'] + row['false_negatives']:,.0f}",
-            *(shown_interval(row[part]) for part in ("pq", "sq", "rq")),
+            *(with_interval(row[part]) for part in ("pq", "sq", "rq")),
         )
         for name, row in summary["panoptic"].items()
     ]  # fmt: skip
@@ -75,4 +76,4 @@ def _row(name: str, figure: dict[str, Any]) -> tuple[str, str, str, str]:
     label, meaning = NAMES[measure]
     if group:
         label, meaning = f"{label}, {group}", GROUPS[group]
-    return label, shown(figure["value"]), f"{shown(figure['low'])} to {shown(figure['high'])}", meaning
+    return label, shown(figure["value"], ".3f"), interval(figure, ".3f"), meaning

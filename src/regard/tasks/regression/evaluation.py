@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import ConfigError
-from regard.evaluation import whole_json
+from regard.evaluation import left_out_words, whole_json
 from regard.metrics import Comparison, Figure, paired_bootstrap
 from regard.metrics.folds import bootstrap_figure, patient_weights
 
@@ -92,10 +92,8 @@ class NumberEvaluation:
     def describe(self) -> str:
         if not self.whole:
             return ""
-        n, figures = len(self.whole.keys), self.whole.figures
-        maes = ", ".join(f"{name} {f.value:.4g}" for name, f in figures.items() if name.startswith("mae"))
-        seen = n - len(self.keys)
-        return f"{seen} of {n} samples occur in training or validation and are left out; on all {n}: {maes}"
+        maes = [f"{name} {f.value:.4g}" for name, f in self.whole.figures.items() if name.startswith("mae")]
+        return left_out_words(self.whole, len(self.keys), ", ".join(maes))
 
     def to_json(self) -> dict[str, Any]:
         figures = {name: figure._asdict() for name, figure in self.figures.items()}

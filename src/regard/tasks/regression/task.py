@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Batch, Images, Loader
+from regard.data import Augmenter, Batch, Loader
 from regard.errors import ConfigError, DataError
 from regard.evaluation import run_over
 from regard.metrics import Comparison
@@ -23,7 +23,6 @@ from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError
 from regard.tasks.regression.page import page
 from regard.tasks.regression.predictor import Estimator
-from regard.tasks.regression.settings import EvalOptions
 from regard.training import World
 from regard.weights import Run
 
@@ -96,8 +95,14 @@ class Task(ImageTask):
         maes = {f"mae_{name}": value / count for name, value in zip(self.dataset.columns, sums, strict=True)}
         return {"loss": total / count} | maes
 
-    def evaluate(self, trained: Estimator, part: str, tick: Any) -> NumberEvaluation:
-        return evaluate(trained, self.dataset, self.loader(part), tick)
+    @classmethod
+    def measure(cls, predictor: Estimator, dataset: NumberDataset, loader: Loader, tick: Any) -> NumberEvaluation:
+        def answer(x: Tensor, _: Tensor) -> Tensor:
+            return predictor.answers(predictor.model(x, class_token_only=True))
+
+        predicted, _, index = run_over(predictor.model, answer, loader, predictor.preparation, predictor.device, tick)
+        keys, truth = [dataset.key(int(i)) for i in index], dataset.values[index]
+        return NumberEvaluation.of(predictor.classes, keys, index, truth, predicted.astype(np.float64))
 
     def extra_summary(self, result: NumberEvaluation) -> dict[str, Any]:
         """What always giving the training mean would score."""
@@ -124,23 +129,6 @@ class Task(ImageTask):
         return cls.open(data, config, progress)
 
     @classmethod
-    def evaluate_on(
-        cls, predictor: Estimator, dataset: NumberDataset, index: list[int], options: EvalOptions, progress: Progress
-    ) -> NumberEvaluation:
-        prepared = predictor.preparation
-        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
-        with progress.bar("evaluating", len(loader)) as tick:
-            return evaluate(predictor, dataset, loader, tick)
-
-    @classmethod
-    def ensemble(cls, results: Sequence[NumberEvaluation]) -> NumberEvaluation:
-        return NumberEvaluation.mean_of(results)
-
-    @classmethod
-    def recalibration(cls, result: NumberEvaluation) -> dict[str, Any]:
-        return result.recalibration()
-
-    @classmethod
     def compare(
         cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
     ) -> dict[str, Comparison]:
@@ -159,14 +147,3 @@ class NumberAugmenter(Augmenter):
 
     def named(self, x: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return {"image": x}, {"values": targets}
-
-
-def evaluate(estimator: Estimator, dataset: NumberDataset, loader: Loader, tick: Any) -> NumberEvaluation:
-    """Figures with intervals over everything the loader gives."""
-
-    def answer(x: Tensor, _: Tensor) -> Tensor:
-        return estimator.answers(estimator.model(x, class_token_only=True))
-
-    predicted, _, index = run_over(estimator.model, answer, loader, estimator.preparation, estimator.device, tick)
-    keys = [dataset.key(int(i)) for i in index]
-    return NumberEvaluation.of(estimator.classes, keys, index, dataset.values[index], predicted.astype(np.float64))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.evaluation import whole_json
+from regard.evaluation import left_out_words, whole_json
 from regard.metrics import Comparison, Concordance, Figure, kaplan_meier, log_rank, paired_bootstrap, step
 from regard.metrics.survival import auc, brier_scores, calibration, cox_slope, integrated, survival_figures, time_grid
 from regard.tasks.survival.curves import Curves
@@ -108,9 +108,8 @@ class SurvivalEvaluation:
         said = f"high against low risk, cut at the training set's median: log-rank p {p}"
         if not self.whole:
             return said
-        n, c = len(self.whole.keys), self.whole.figures["c_index"].value
-        seen = f"{n - len(self.keys)} of {n} samples occur in training or validation and are left out"
-        return f"{said}\n{seen}; on all {n}: c_index {c:.4f}"
+        c_index = f"c_index {self.whole.figures['c_index'].value:.4f}"
+        return f"{said}\n{left_out_words(self.whole, len(self.keys), c_index)}"
 
     def to_json(self) -> dict[str, Any]:
         figures = {name: figure._asdict() for name, figure in self.figures.items()}

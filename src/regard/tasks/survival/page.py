@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import interval, shown, with_interval
 from regard.drawing import BLUE, GREY, ORANGE, canvas, dress, style, to_svg
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
@@ -45,10 +46,10 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         write_text(run.path / "figures" / f"{name}.svg", svg)
     first, when = summary["figures"]["c_index"], f"{time} {summary['horizon']:g}"
     on = f"on {first['n']:,} {summary['split']} images with {summary['events']} events"
-    value, low, high = (_number(first[key], 3) for key in ("value", "low", "high"))
+    value, span = shown(first["value"], ".3f"), interval(first, ".3f")
     return Page(
         title=f"{config.model.model} on {data['name']}: {event} by {time}",
-        headline=f'<p class="big">C-index {value} <span>{escape(on)}; 95 % interval {low} to {high}</span></p>',
+        headline=f'<p class="big">C-index {value} <span>{escape(on)}; 95 % interval {span}</span></p>',
         headline_text=f"C-index {value} {on}",
         figures=[figure_row(name, figure, when) for name, figure in summary["figures"].items()],
         chosen_by="loss",
@@ -67,31 +68,22 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
     )
 
 
-def _number(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None or np.isnan(value) else f"{value:.{digits}f}"
-
-
 def figure_row(name: str, figure: dict[str, Any], when: str) -> tuple[str, str, str, str]:
     label, meaning = NAMES[name]
-    value, low, high = (_number(figure[key]) for key in ("value", "low", "high"))
-    return label.format(when=when), value, f"{low} to {high}", meaning
+    return label.format(when=when), shown(figure["value"]), interval(figure), meaning
 
 
 def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     facts = []
     if "reference_brier" in summary:
-        facts.append(("Brier score without images", f"{_number(summary['reference_brier'])} (Kaplan–Meier)"))
+        facts.append(("Brier score without images", f"{shown(summary['reference_brier'])} (Kaplan–Meier)"))
     if "clinical_only" in summary:
         alone, adds = summary["clinical_only"]["c_index"], summary["image_adds"]
         facts += [
-            ("clinical columns alone", f"C-index {_number(alone['value'])} ({_interval(alone)}), Cox’s model"),
-            ("what the image adds to them", f"{_number(adds['value'])} ({_interval(adds)}), p {_number(adds['p'], 3)}"),
+            ("clinical columns alone", f"C-index {with_interval(alone, '.4f')}, Cox’s model"),
+            ("what the image adds to them", f"{with_interval(adds, '.4f')}, p {shown(adds['p'], '.3f')}"),
         ]
     return facts
-
-
-def _interval(figure: dict[str, Any]) -> str:
-    return f"{_number(figure['low'])} to {_number(figure['high'])}"
 
 
 def doubts(summary: dict[str, Any]) -> list[str]:
@@ -101,9 +93,9 @@ def doubts(summary: dict[str, Any]) -> list[str]:
         lines.append("The C-index has no interval: there are too few events to compare.")
     elif figure["low"] <= 0.5:
         lines.append(
-            f"The interval of the C-index, {_interval(figure)}, holds 0.5: it may rank subjects no better than chance."
+            f"The interval of the C-index, {interval(figure)}, holds 0.5: it may rank subjects no better than chance."
             if figure["high"] >= 0.5
-            else f"The C-index is below chance ({_interval(figure)}): risks are the wrong way round."
+            else f"The C-index is below chance ({interval(figure)}): risks are the wrong way round."
         )
     if summary["events"] < FEW_EVENTS:
         lines.append(f"There are only {summary['events']} events: figures are uncertain below {FEW_EVENTS}.")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.console import Progress
-from regard.data import Augmenter, Batch, Images, Loader
+from regard.data import Augmenter, Batch, Loader
 from regard.data.feed import ImageFeed
 from regard.errors import ConfigError
 from regard.evaluation import run_over
@@ -176,8 +176,14 @@ class Task(ImageTask):
         save_checkpoint(run.checkpoint(), replace(checkpoint, details=details))
         return SurvivalPredictor(replace(checkpoint, details=details), self.device)
 
-    def evaluate(self, trained: SurvivalPredictor, part: str, tick: Any) -> SurvivalEvaluation:
-        return evaluate(trained, self.dataset, self.loader(part), tick)
+    @classmethod
+    def measure(
+        cls, predictor: SurvivalPredictor, dataset: SubjectDataset, loader: Loader, tick: Any
+    ) -> SurvivalEvaluation:
+        logits, index = all_logits(predictor, dataset, loader, tick)
+        keys = [dataset.key(int(i)) for i in index]
+        time, event = dataset.time[index], dataset.event[index]
+        return SurvivalEvaluation.of(predictor.curves, keys, index, time, event, logits)
 
     def extra_summary(self, result: SurvivalEvaluation) -> dict[str, Any]:
         """What Cox's model of the clinical columns alone scores, and how much the image adds."""
@@ -233,18 +239,7 @@ class Task(ImageTask):
     ) -> SurvivalEvaluation:  # fmt: skip
         if options.horizon is not None:
             predictor.curves = replace(predictor.curves, horizon=options.horizon)
-        prepared = predictor.preparation
-        loader = Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
-        with progress.bar("evaluating", len(loader)) as tick:
-            return evaluate(predictor, dataset, loader, tick)
-
-    @classmethod
-    def ensemble(cls, results: Sequence[SurvivalEvaluation]) -> SurvivalEvaluation:
-        return SurvivalEvaluation.mean_of(results)
-
-    @classmethod
-    def recalibration(cls, result: SurvivalEvaluation) -> dict[str, Any]:
-        return result.recalibration()
+        return super().evaluate_on(predictor, dataset, index, options, progress)
 
     @classmethod
     def compare(
@@ -283,11 +278,3 @@ def all_logits(
     if predictor.clinical is not None:
         logits += predictor.clinical.effect(dataset.clinical)[index]
     return logits, index
-
-
-def evaluate(predictor: SurvivalPredictor, dataset: SubjectDataset, loader: Loader, tick: Any) -> SurvivalEvaluation:
-    """Figures with intervals over everything the loader gives."""
-    logits, index = all_logits(predictor, dataset, loader, tick)
-    keys = [dataset.key(int(i)) for i in index]
-    time, event = dataset.time[index], dataset.event[index]
-    return SurvivalEvaluation.of(predictor.curves, keys, index, time, event, logits)
