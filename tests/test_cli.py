@@ -56,6 +56,13 @@ def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_pat
     assert "#3" not in out
 
 
+def test_help_has_what_each_task_says_of_a_command(cli):
+    shown = " ".join(cli("predict", "--help")[1].split())
+    said = [entry.help(about) for entry in TASKS for about in ("run", "inputs") if entry.help(about)]
+    assert len(said) == 2
+    assert all(text in shown for text in said)
+
+
 def test_one_damaged_file_does_not_lose_the_others(cli, run_folder, digit_files, tmp_path):
     (tmp_path / "in").mkdir()
     for file in digit_files.iterdir():

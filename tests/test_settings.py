@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from regard import config, registry, tasks
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
 from regard.setting_groups import Machine
 from regard.settings import RunConfig
@@ -146,6 +146,16 @@ def test_wrong_settings_are_named(config, values, words):
 def test_what_a_model_does_not_have_is_refused(task, settings, words):
     with pytest.raises(ConfigError, match=r"(?s)" + words):
         check_settings(tasks.find(task), settings)
+
+
+@every_task
+def test_weights_that_are_not_there_are_refused_by_their_flag(task, tmp_path):
+    for _, entry, _ in task.config.entries():
+        if flag := entry.metadata["weights"]:
+            with pytest.raises(RunError, match=rf"there are no such weights(?s:.*)give {flag} a file"):
+                check_settings(task, {entry.name: str(tmp_path / "none.npz")})
+    named = {entry.name for _, entry, _ in task.config.entries() if entry.metadata["weights"]}
+    assert named == {"weights", "teacher"} & task.config.names()
 
 
 TRAINED = {entry.config.predicts for entry in tasks.TASKS}

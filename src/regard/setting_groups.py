@@ -23,12 +23,17 @@ def setting(
     above: float | None = None,
     common: bool = False,
     opens: bool = False,
+    weights: str = "",
+    shows: bool = False,
 ) -> Any:
     """A field of a group. Numbers lie between `least` and `most`, above `above` and below `below`.
 
     `common` ones are in the short help. Those that say what the data is (`opens`) are flags of `regard check` too.
+    `weights` is the flag of one that names trained weights, which must be there. An option of `regard predict` that
+    `shows` is for printing predictions and not for making them.
     """
     about = {"help": help, "range": (least, most, below, above), "common": common, "opens": opens}
+    about |= {"weights": weights, "shows": shows}
     return field(default=default, metadata=about)
 
 
@@ -368,6 +373,7 @@ class Transfer(Group):
         None,
         "Start from these weights: a file of any public format, or a run. The model is inferred from it.",
         common=True,
+        weights="--from",
     )
     freeze: int | Literal["all"] | None = setting(
         None, "Freeze the stem and this many first blocks, or all but the head.", least=0

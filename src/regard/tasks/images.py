@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard import registry
+from regard import registry, tasks
 from regard.config import make, to_dict
 from regard.console import Progress
 from regard.data import (
@@ -35,7 +35,7 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.errors import ConfigError, counted
+from regard.errors import ConfigError, DataError, NoLabelError, counted
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
@@ -152,7 +152,11 @@ class ImageTask(Task):
         assert isinstance(how, ImageData)
         if not cls.labels:
             refuse_labels(how, "leave it out")
-        return read_images(data, progress, cls.labels, how, size=config.model.fields().get("size"))
+        try:
+            return read_images(data, progress, cls.labels, how, size=config.model.fields().get("size"))
+        except NoLabelError as error:
+            others = f"for another target, {'; '.join(tasks.helps('target'))}"
+            raise DataError(error.what, where=error.where, do=f"{error.do}; {others}") from None
 
     @classmethod
     def stored_settings(cls, run: str | Path, data: str | Path) -> dict[str, Any]:

@@ -37,7 +37,9 @@ class Teaching(Group):
 
     title: ClassVar[str] = "distillation"
     teacher: str | None = setting(
-        None, "Learn from this trained classifier too: a run or weights file with the same classes."
+        None,
+        "Learn from this trained classifier too: a run or weights file with the same classes.",
+        weights="--teacher",
     )
     distillation: Literal["hard", "soft"] | None = setting(
         None, "What to learn from the teacher: its decision (hard, the default) or its probabilities (soft)."
@@ -83,7 +85,7 @@ class EvalOptions(Group):
 @dataclass(frozen=True)
 class PredictOptions(Group):
     title: ClassVar[str] = "classification"
-    top: int = setting(3, "Classes to show for each image.", least=1)
+    top: int = setting(3, "Classes to show for each image.", least=1, shows=True)
 
 
 ExplainOptions = ImageExplainOptions

@@ -187,6 +187,10 @@ class Task(ImageTask):
         return result.recalibration()
 
     @classmethod
+    def overview(cls, figures: Sequence[str]) -> Sequence[str]:
+        return [name for name in figures if name.startswith("auroc_")] or figures[:1]
+
+    @classmethod
     def compare(
         cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
     ) -> dict[str, Comparison]:

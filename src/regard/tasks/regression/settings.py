@@ -12,6 +12,8 @@ from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
+HELP = {"target": "numbers: --column"}
+
 
 @dataclass(frozen=True)
 class NumberData(ImageData):

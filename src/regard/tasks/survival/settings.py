@@ -13,6 +13,7 @@ from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 BINS = 10
+HELP = {"target": "survival: --time and --event"}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,11 @@ from regard.settings import RunConfig
 LARGE = 300_000  # pairs
 DECIMALS = {"bleu": 2, "chrf": 2}
 """Of figures from 0 to 100, as they are printed."""
+HELP = {
+    "run": "the folder of an Opus-MT model",
+    "inputs": "For translation: sentences, text files (one sentence per line; a word without spaces that looks like a "
+    "path must be one), or - for what is piped in.",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Transfer(Group):
 
     title: ClassVar[str] = "fine-tuning"
     weights: str | None = setting(
-        None, "Start from these weights: a run, or a folder with a Marian model. They decide the network.", common=True
+        None,
+        "Start from these weights: a run, or a folder with a Marian model. They decide the network.",
+        common=True,
+        weights="--from",
     )
 
 
