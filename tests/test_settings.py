@@ -183,6 +183,28 @@ def test_json_round_trip(task):
         assert task.config.from_json(stored, "config.json") == (config, origins)
 
 
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        ("pretraining", {"label_column": None, "label_pattern": None, "mixup": 0.0}),
+        ("regression", {"label_column": None, "label_pattern": None}),
+        ("survival", {"label_column": None, "label_pattern": None, "mixup": 0.0, "cutmix": 0.0, "mixup_off": 0.0}),
+        ("multilabel", {"label_pattern": None}),
+    ],
+)
+def test_a_run_of_a_version_that_wrote_more_settings_is_read(task, settings):
+    """They are no settings of this task now, nor shown; then they were, and could only be off."""
+    config = tasks.find(task).config
+    assert not settings.keys() & config.names()
+    stored = config.of(seed=3).to_json(dict.fromkeys(config().flat(), "default"))
+    stored["data"] = stored["data"] | {name: {"value": value, "origin": "auto"} for name, value in settings.items()}
+    assert config.from_json(stored, "config.json")[0] == config.of(seed=3)
+    for name in settings:
+        for entry in ({"value": "x", "origin": "auto"}, {"value": None, "origin": "flag"}):
+            with pytest.raises(ConfigError, match=f"{task} has no setting '{name}'"):
+                config.from_json(stored | {"data": stored["data"] | {name: entry}}, "config.json")
+
+
 def test_damaged_json_is_an_error_that_says_where():
     config = IMAGES()
     stored = json.loads(json.dumps(config.to_json(dict.fromkeys(config.flat(), "default"))))

@@ -255,10 +255,10 @@ def test_other_data_may_have_no_classes_that_the_model_does_not_know(run: Path, 
 
 def test_splits_keep_the_combinations_of_labels(table: Path) -> None:
     from regard.console import Progress
-    from regard.setting_groups import ImageData
+    from regard.setting_groups import LabelColumnData
     from regard.tasks.multilabel.data import read_labels
 
-    dataset: LabelDataset = read_labels(table, Progress(quiet=True), ImageData(label_column="mgmt,pten,tertp"))
+    dataset: LabelDataset = read_labels(table, Progress(quiet=True), LabelColumnData(label_column="mgmt,pten,tertp"))
     strata = np.array(dataset.strata())
     for stratum in set(strata.tolist()) - {0}:
         assert len({tuple(row) for row in dataset.codes[strata == stratum]}) == 1
@@ -266,5 +266,5 @@ def test_splits_keep_the_combinations_of_labels(table: Path) -> None:
     assert dataset.conflicting() == []
     assert (
         dataset.fingerprint()
-        != read_labels(table, Progress(quiet=True), ImageData(label_column="mgmt,tertp")).fingerprint()
+        != read_labels(table, Progress(quiet=True), LabelColumnData(label_column="mgmt,tertp")).fingerprint()
     )

@@ -60,6 +60,9 @@ def run_eval(words: Sequence[str]) -> None:
         do = "give --out a folder, or end it in .json"
         raise ConfigError(f"figures are not written as {Path(out).suffix}", do=do)
     entry, loading, options = _of_task(run, "EvalOptions", given)
+    for name in sorted(how.keys() - entry.config.opening().keys()):
+        flag = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{flag} is not for {entry.name}", do=f"leave {flag} out")
     tasks.require_data(data)
     from regard import api
     from regard.weights import to_json, write_text

@@ -112,7 +112,7 @@ def read_table(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], l
         header = list(reader.fieldnames or [])
         columns: dict[str, str] = {}
         for role, names in COLUMNS.items():
-            if asked := getattr(how, FLAGS[role].replace("-", "_")) if role in FLAGS else None:
+            if asked := how.named(FLAGS[role].replace("-", "_")) if role in FLAGS else None:
                 if asked not in header:
                     what = f"the table has no column {asked!r}"
                     raise DataError(what, where=path, do=did_you_mean(asked, filter(None, header)))

@@ -39,7 +39,7 @@ from regard.errors import ConfigError, DataError, NoLabelError, counted
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.setting_groups import VOLUMES_ONLY, ImageData
+from regard.setting_groups import VOLUMES_ONLY, Augment, ImageData
 from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
 from regard.tasks.image_options import LoadOptions
@@ -111,13 +111,6 @@ def default_workers() -> int:
     return min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
 
 
-def refuse_labels(how: ImageData, do: str) -> None:
-    """Where labels are not used, what says how they are read is an error."""
-    for name in ("label_column", "label_pattern"):
-        if getattr(how, name) is not None:
-            raise ConfigError(f"labels are not used here, so --{name.replace('_', '-')} has no effect", do=do)
-
-
 class ImageTask(Task):
     """A task whose inputs are images or volumes of one size."""
 
@@ -150,8 +143,6 @@ class ImageTask(Task):
     def open(cls, data: str | Path, config: RunConfig, progress: Progress) -> Any:
         how = config.data
         assert isinstance(how, ImageData)
-        if not cls.labels:
-            refuse_labels(how, "leave it out")
         try:
             return read_images(data, progress, cls.labels, how, size=config.model.fields().get("size"))
         except NoLabelError as error:
@@ -218,7 +209,8 @@ class ImageTask(Task):
         if usual := choose_size(model, known):
             fits = len(dataset.sizes) == 1 and all(side <= most for side, most in zip(known.size, usual, strict=True))
             values["size"] = known.size if fits else usual
-        values = {name: value for name, value in values.items() if name not in asked}
+        known_names = tasks.find(cls.name).config.names()
+        values = {name: value for name, value in values.items() if name in known_names and name not in asked}
         stem = " with a residual stem" if values.get("stem") else ""
         length = f", {values['epochs']} epochs" if "epochs" in values else ""
         other = f"; --recipe {cls.plain}: the network as published" if stem else ""
@@ -279,10 +271,6 @@ class ImageTask(Task):
             what = "mixup_off leaves out mixup and CutMix, and there are none"
             raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
         volumes = len(registry.find(self.config.model.model).size) == 3
-        for name in VOLUMES_ONLY:
-            if not volumes and getattr(augment, name, None) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} is for volumes, and these are pictures", do=f"leave {flag} out")
         both = [n for n in ("crop", "shift") if origins.get(n) == "flag"] if augment.crop == "shift" else []
         if len(both) == 2 and volumes:
             raise ConfigError("crop=shift and shift are both given", do="give one of --crop shift and --shift")
@@ -371,7 +359,8 @@ class ImageTask(Task):
     def phases(self) -> tuple[int, int]:
         """The last epoch with mixup and CutMix, and the last one of low resolution, never the very last."""
         epochs, augment = self.config.optim.epochs, self.config.augment
-        return epochs - round(epochs * augment.mixup_off), min(round(epochs * augment.low_res), epochs - 1)
+        mixed = epochs - round(epochs * augment.mixup_off) if isinstance(augment, Augment) else epochs
+        return mixed, min(round(epochs * augment.low_res), epochs - 1)
 
     def window(self) -> tuple[int, ...]:
         """What the epochs of low resolution see."""

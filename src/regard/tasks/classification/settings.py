@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Group, Transfer, setting
+from regard.setting_groups import Augment, Group, LabelData, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
@@ -63,6 +63,7 @@ class Config(ImageRunConfig):
     """Everything that decides a run of classification."""
 
     task_name: ClassVar[str] = "classification"
+    data: LabelData = field(default_factory=LabelData)
     transfer: Transfer = field(default_factory=Transfer)
     augment: Augment = field(default_factory=Augment)
     task: Options = field(default_factory=Options)

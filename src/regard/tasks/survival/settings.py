@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer, setting
+from regard.setting_groups import Group, ImageData, NoOptions, Transfer, Variation, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
@@ -81,15 +81,11 @@ class Config(ImageRunConfig):
     task_name: ClassVar[str] = "survival"
     data: SubjectData = field(default_factory=SubjectData)
     transfer: Transfer = field(default_factory=Transfer)
-    augment: Augment = field(default_factory=Augment)
+    augment: Variation = field(default_factory=Variation)
     task: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("mixup", "cutmix", "mixup_off"):
-            if getattr(self.augment, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{name}: a mixture of two subjects has no time of its event", do=f"leave {flag} out")
         if self.task.loss == "cox" and self.optim.accumulate > 1:
             raise ConfigError(
                 "accumulate would cut the risk sets of Cox's loss into those of each batch",
