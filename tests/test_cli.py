@@ -343,8 +343,11 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
         ("train", "--help"), ("train", "digits", "--help-all"), ("train", "dates", "--help-all"),
     ))  # fmt: skip
     assert "SUPPRESS" not in short
-    assert {"model", "size", "epochs", "batch-size", "lr", "out", "device"} < flags(short)
-    assert 20 <= len(flags(short) - {"resume", "dry-run", "seeds", "folds", "jobs", "retrain", "ray", "quiet"}) <= 25
+    every = {"quiet", "resume", "dry-run", "recipe", "model", "size", "epochs", "minutes", "batch-size", "lr"}
+    every |= {"out", "seed", "device"}
+    named = {"label-column", "column", "time", "event", "source", "target"}
+    assert flags(short) == every | named | {"weights", "seeds", "folds"}, "twenty or so; the others are for --help-all"
+    assert flags(cli("pretrain", "--help")[1]) == every | {"mask"}
     assert {"mixup-off", "patch", "layer-decay"} < flags(whole)
     assert {"beam-size", "joint", "cell"} < flags(text)
     assert not flags(whole) & {"beam-size", "vocabulary", "cell"}
@@ -354,6 +357,14 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
     resnet = cli("train", "digits", "--model", "resnet_nano", "--help-all")[1]
     assert "blocks" in flags(resnet)
     assert "patch" not in flags(resnet)
+    assert not flags(resnet) & {"shift", "bias-field", "scans", "spacing"}, "it takes pictures"
+    assert {"retrain", "jobs", "ray", "shift", "scans", "label-column", "mixup"} < flags(whole)
+    survival = cli("train", "digits", "--time", "days", "--event", "died", "--help-all")[1]
+    assert {"ties", "rotate", "image-column"} < flags(survival)
+    assert not flags(survival) & {"label-column", "label-pattern", "mixup", "cutmix", "mixup-off"}
+    regression = cli("train", "digits", "--column", "age", "--help-all")[1]
+    assert not flags(regression) & {"label-column", "label-pattern"}
+    assert not flags(cli("pretrain", "digits", "--help-all")[1]) & {"label-column", "label-pattern", "mixup"}
     assert "fill" in cli("pretrain", "--help")[1]
 
 

@@ -93,14 +93,14 @@ class General(Group):
         0, "Seed of weights, order and augmentation; the same seed gives the same weights on a CPU.",
         least=0, below=2**31, common=True,
     )  # fmt: skip
-    explain: int = setting(6, "Number of test samples explained in the report.", least=0, common=True)
+    explain: int = setting(6, "Number of test samples explained in the report.", least=0)
 
 
 @dataclass(frozen=True)
 class Optim(Group):
     title: ClassVar[str] = "optimizer"
     epochs: int = setting(100, "Passes over the training data.", least=1, common=True)
-    steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1, common=True)
+    steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1)
     minutes: float | None = setting(
         None, "Train for about this long: epochs are fitted to the speed of this machine.", least=0.01, common=True
     )
@@ -108,10 +108,9 @@ class Optim(Group):
     optimizer: Literal["adamw", "muon", "sgd"] = setting(
         "adamw",
         "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.",
-        common=True,
     )
     lr: float = setting(1e-3, "Peak learning rate.", above=0, common=True)
-    weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
+    weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0)
     warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
     schedule: Literal["cosine", "inverse_sqrt", "drop"] = setting(
         "cosine", "How the learning rate falls after the warm-up; drop: to a tenth, for the last third."
@@ -249,6 +248,7 @@ class LabelColumnData(ImageData):
         None,
         "Column of the table that holds the labels; several, learnt jointly, separated by commas: mgmt,pten. Default: "
         "label, class, target or diagnosis.",
+        common=True,
         opens=True,
     )
 
@@ -287,7 +287,6 @@ class Crops(Group):
     flip: bool | None = setting(
         None,
         "Mirror each image every other epoch; volumes at random, left and right. Default: colour pictures only.",
-        common=True,
     )
 
 
@@ -305,7 +304,7 @@ class Variation(Crops):
         below=1,
     )
     policy: Literal["none", "rand", "trivial", "three"] = setting(
-        "none", "RandAugment, TrivialAugment or DeiT III's 3-Augment.", common=True
+        "none", "RandAugment, TrivialAugment or DeiT III's 3-Augment."
     )
     strength: float = setting(0.3, "Strength of RandAugment, 0 to 1 (level 10 of 10).", least=0, most=1)
     erase: float = setting(0.0, "Random erasing: share of images.", least=0, most=1)
@@ -392,8 +391,8 @@ VOLUMES_ONLY = tuple(entry.name for entry in fields(Variation) if entry.metadata
 class Augment(Variation):
     """The variation where two images may also be mixed, with their targets."""
 
-    mixup: float = setting(0.0, "Alpha of mixup; 0: off.", least=0, common=True)
-    cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.", least=0, common=True)
+    mixup: float = setting(0.0, "Alpha of mixup; 0: off.", least=0)
+    cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.", least=0)
     mixup_off: float = setting(0.0, "Share of the epochs, at the end, without mixup and CutMix.", least=0, below=1)
 
     @property
@@ -406,7 +405,7 @@ class ObjectAugment(Group):
     """The variation of images with boxes, which move with their image."""
 
     title: ClassVar[str] = "augmentation"
-    flip: bool = setting(True, "Mirror each image every other epoch.", common=True)
+    flip: bool = setting(True, "Mirror each image every other epoch.")
     scale_low: float = setting(0.5, "Smallest random scale of an image; 1: it fills the input.", above=0, most=1)
     scale_high: float = setting(1.5, "Largest random scale of an image; 1: all of it is seen.", least=1, most=4)
     crop_share: float = setting(0.3, "Share of images that are cropped at random, around an object.", least=0, most=1)

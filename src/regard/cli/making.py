@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,12 +149,13 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument(
             "--folds", type=int, metavar="INT", help="Cross-validate: as many runs, each tested on its own fold."
         )
-        help = "With --folds: train all as many times again on exchanged outcomes, for the chance level."
-        parser.add_argument("--retrain", type=int, metavar="INT", help=help)
-        parser.add_argument("--jobs", type=int, metavar="INT", help="With --folds: folds at a time (default: 1).")
-        parser.add_argument(
-            "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
-        )
+        for name, help in (
+            ("retrain", "With --folds: train all as many times again on exchanged outcomes, for the chance level."),
+            ("jobs", "With --folds: folds at a time (default: 1)."),
+            ("ray", "Train in this many processes, started by Ray. Needs --out."),
+        ):
+            about = SUPPRESS if shown == "common" else help
+            parser.add_argument(f"--{name}", type=int, metavar="INT", help=about)
     add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
 

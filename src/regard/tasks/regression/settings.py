@@ -41,7 +41,7 @@ class NumberData(ImageData):
 class Options(Group):
     title: ClassVar[str] = "regression"
     loss: Literal["huber", "squared"] = setting(
-        "huber", "Huber loss, which outliers move less, or squared error; of standardised numbers.", common=True
+        "huber", "Huber loss, which outliers move less, or squared error; of standardised numbers."
     )
     huber_delta: float = setting(1.0, "Where the Huber loss becomes linear, in standard deviations.", least=1e-6)
 

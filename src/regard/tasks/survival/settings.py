@@ -25,7 +25,10 @@ class SubjectData(ImageData):
         opens=True,
     )
     event: str = setting(
-        "", "Column that says whether the event was seen: 1 or true; 0 or false if censored.", opens=True
+        "",
+        "Column that says whether the event was seen: 1 or true; 0 or false if censored.",
+        common=True,
+        opens=True,
     )
     clinical: str | None = setting(
         None, "Columns joined to the image's features, separated by commas: age,sex.", opens=True
@@ -52,7 +55,7 @@ class SubjectData(ImageData):
 class Options(Group):
     title: ClassVar[str] = "survival"
     loss: Literal["cox", "discrete"] = setting(
-        "cox", "Cox's partial likelihood (proportional hazards), or hazards of discrete intervals of time.", common=True
+        "cox", "Cox's partial likelihood (proportional hazards), or hazards of discrete intervals of time."
     )
     ties: Literal["efron", "breslow"] | None = setting(
         None, "cox: how events at one time are counted. Default: Efron's way, which is the more exact."

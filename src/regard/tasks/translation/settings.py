@@ -42,12 +42,10 @@ class TextData(Data):
         "WordPiece vocab.txt, a tokenizer.json, a SentencePiece .model.",
     )
     vocabulary: int = setting(
-        8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1, common=True
+        8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1
     )
     joint: bool = setting(True, "One vocabulary for both languages.")
-    batch_tokens: int = setting(
-        4096, "Tokens per batch on either side, padding counted, over all processes.", least=1, common=True
-    )
+    batch_tokens: int = setting(4096, "Tokens per batch on either side, padding counted, over all processes.", least=1)
     max_length: int = setting(256, "Pairs with more tokens on a side are not trained on; they are counted.", least=1)
 
 
