@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard.cli import COMMANDS
+from regard.tasks import TASKS
 from tests.conftest import make_folder
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,13 @@ def test_links_and_named_tests_exist(document):
     tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py"))
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in tests, name
+
+
+def test_the_table_of_recipes_has_every_recipe():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    table = text.split("| recipe | for |\n")[1].split("\n\n")[0]
+    named = [name for line in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(name for entry in TASKS for name in entry.recipes)
 
 
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
