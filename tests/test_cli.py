@@ -56,6 +56,13 @@ def test_predict_writes_csv_and_json_alike(cli, run_folder, digit_files, tmp_pat
     assert "#3" not in out
 
 
+def test_help_has_what_each_task_says_of_a_command(cli):
+    shown = " ".join(cli("predict", "--help")[1].split())
+    said = [entry.help(about) for entry in TASKS for about in ("run", "inputs") if entry.help(about)]
+    assert len(said) == 2
+    assert all(text in shown for text in said)
+
+
 def test_one_damaged_file_does_not_lose_the_others(cli, run_folder, digit_files, tmp_path):
     (tmp_path / "in").mkdir()
     for file in digit_files.iterdir():
@@ -336,8 +343,11 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
         ("train", "--help"), ("train", "digits", "--help-all"), ("train", "dates", "--help-all"),
     ))  # fmt: skip
     assert "SUPPRESS" not in short
-    assert {"model", "size", "epochs", "batch-size", "lr", "out", "device"} < flags(short)
-    assert 20 <= len(flags(short) - {"resume", "dry-run", "seeds", "folds", "jobs", "retrain", "ray", "quiet"}) <= 25
+    every = {"quiet", "resume", "dry-run", "recipe", "model", "size", "epochs", "minutes", "batch-size", "lr"}
+    every |= {"out", "seed", "device"}
+    named = {"label-column", "column", "time", "event", "source", "target"}
+    assert flags(short) == every | named | {"weights", "seeds", "folds"}, "twenty or so; the others are for --help-all"
+    assert flags(cli("pretrain", "--help")[1]) == every | {"mask"}
     assert {"mixup-off", "patch", "layer-decay"} < flags(whole)
     assert {"beam-size", "joint", "cell"} < flags(text)
     assert not flags(whole) & {"beam-size", "vocabulary", "cell"}
@@ -347,6 +357,14 @@ def test_the_help_shows_what_most_people_set_and_help_all_the_rest(cli, monkeypa
     resnet = cli("train", "digits", "--model", "resnet_nano", "--help-all")[1]
     assert "blocks" in flags(resnet)
     assert "patch" not in flags(resnet)
+    assert not flags(resnet) & {"shift", "bias-field", "scans", "spacing"}, "it takes pictures"
+    assert {"retrain", "jobs", "ray", "shift", "scans", "label-column", "mixup"} < flags(whole)
+    survival = cli("train", "digits", "--time", "days", "--event", "died", "--help-all")[1]
+    assert {"ties", "rotate", "image-column"} < flags(survival)
+    assert not flags(survival) & {"label-column", "label-pattern", "mixup", "cutmix", "mixup-off"}
+    regression = cli("train", "digits", "--column", "age", "--help-all")[1]
+    assert not flags(regression) & {"label-column", "label-pattern"}
+    assert not flags(cli("pretrain", "digits", "--help-all")[1]) & {"label-column", "label-pattern", "mixup"}
     assert "fill" in cli("pretrain", "--help")[1]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard.cli import COMMANDS
+from regard.tasks import TASKS
 from tests.conftest import make_folder
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,53 @@ def test_links_and_named_tests_exist(document):
     tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py"))
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in tests, name
+
+
+def test_the_table_of_recipes_has_every_recipe():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    table = text.split("| recipe | for |\n")[1].split("\n\n")[0]
+    named = [name for line in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(name for entry in TASKS for name in entry.recipes)
+
+
+TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+MODULES = sorted(p.relative_to(ROOT) for p in (ROOT / "src" / "regard").rglob("*.py") if p.stem.strip("_") == p.stem)
+
+
+def missing_from_tour(text: str, modules: list[Path]) -> list[str]:
+    """Modules that are neither linked nor named in a line with a link to their folder, or to one between it and src."""
+    lines = [(re.findall(r"\]\(\.\./([^)]+)\)", line), re.findall(r"`(\w+\.py)`", line)) for line in text.splitlines()]
+    linked = {link for links, _ in lines for link in links}
+    named = {(link, name) for links, names in lines for link in links for name in names}
+    folders = {
+        path: {parent.as_posix() for parent in path.parents if parent == path.parent or len(parent.parts) > 2}
+        for path in modules
+    }
+    return [
+        path.as_posix()
+        for path in modules
+        if path.as_posix() not in linked and not any((folder, path.name) in named for folder in folders[path])
+    ]
+
+
+def test_the_tour_names_every_module():
+    assert not missing_from_tour(TOUR, MODULES)
+    for path in (
+        Path("src/regard/data/new.py"),
+        Path("src/regard/run/errors.py"),
+        Path("src/regard/tasks/survival/new.py"),
+    ):
+        assert missing_from_tour(TOUR, [*MODULES, path]) == [path.as_posix()]
+
+
+def test_the_tour_names_no_module_that_is_gone_and_has_no_wall():
+    rows = [line for line in TOUR.splitlines() if line.startswith("| [`")]
+    assert len(rows) > 40
+    for row in rows:
+        folder, names = re.findall(r"\]\(\.\./([^)]+)\)", row)[0], re.findall(r"`(\w+\.py)`", row)
+        for name in names:
+            assert any(path.name == name and path.is_relative_to(folder) for path in MODULES), f"{folder}: {name}"
+        assert len(row) < 300, row
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")

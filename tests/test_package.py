@@ -43,21 +43,51 @@ NAMED_FREELY = ("tasks/__init__.py", "networks/detr/config.py")
 task belong here once they name one."""
 
 
-def named_tasks(text: str) -> set[str]:
-    """The tasks whose names a module has as a string, or whose folders it imports."""
-    tasks, found = {entry.name for entry in TASKS}, set[str]()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and node.value in tasks:
-            found.add(str(node.value))
-        imported: list[str] = []
+NAMES = "|".join(entry.name for entry in TASKS)
+SPOKEN = re.compile(rf"\btasks[./]({NAMES})\b|\bfor ({NAMES})\b|\b({NAMES}):", re.IGNORECASE)
+"""A task's folder; and help or an error that says something for one task."""
+
+
+def named_tasks(text: str, place: str = "module.py") -> set[str]:
+    """The tasks that a module asks for: by name, by folder, by command, or in what it tells users of one of them.
+
+    A name among other words is no task: most of them are words of English.
+    """
+    tasks, found, tree = {entry.name for entry in TASKS}, set[str](), ast.parse(text)
+    own = ["regard", *Path(place).parts[:-1]]
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= tasks & {node.value}
+            spoken = SPOKEN.findall(node.value) if id(node) not in statements else []  # docstrings describe
+            found |= {name.lower() for names in spoken for name in names if name}
+        if isinstance(node, ast.Compare | ast.match_case):
+            found |= commanded(node)
+        imported: list[list[str]] = []
         if isinstance(node, ast.Import):
-            imported = [alias.name for alias in node.names]
+            imported = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            imported = [f"{node.module}.{alias.name}" for alias in node.names]
-        for words in (name.split(".") for name in imported):
+            above = own[: len(own) - node.level + 1] if node.level else []
+            imported = [[*above, *(node.module or "").split("."), alias.name] for alias in node.names]
+        for words in imported:
+            words = [word for word in words if word]
             if words[:2] == ["regard", "tasks"]:
                 found |= tasks.intersection(words[2:3])
     return found
+
+
+def commanded(node: ast.Compare | ast.match_case) -> set[str]:
+    """The tasks of a command that something is compared with: what is called a command, or what only one task has."""
+    inside = list(ast.walk(node if isinstance(node, ast.Compare) else node.pattern))
+    words = {part.value for part in inside if isinstance(part, ast.Constant)}
+    called = {getattr(part, "attr", getattr(part, "id", "")) for part in inside}
+    by_command = {command: [e.name for e in TASKS if e.command == command] for command in {e.command for e in TASKS}}
+    return {
+        name
+        for command, names in by_command.items()
+        if command in words and ("command" in called or len(names) == 1)
+        for name in names
+    }
 
 
 def test_no_module_outside_a_tasks_folder_names_it():
@@ -65,21 +95,58 @@ def test_no_module_outside_a_tasks_folder_names_it():
         place = path.relative_to(ROOT)
         own = {place.parts[1]} if place.parts[0] == "tasks" else set()
         if place.as_posix() not in NAMED_FREELY:
-            assert named_tasks(path.read_text(encoding="utf-8")) <= own, f"{place} names a task"
+            named = named_tasks(path.read_text(encoding="utf-8"), place.as_posix())
+            assert named <= own, f"{place} names {', '.join(named - own)}"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "if task.name == 'translation': pass",
+        "if task.name in ('translation', 'other'): pass",
         "import regard.tasks.translation.settings",
         "def f():\n    from regard.tasks.translation.task import Task",
         "from regard.tasks import translation",
+        "from .tasks import translation",
+        "from .tasks.translation import task",
+        "import_module('regard.tasks.translation.task')",
+        "import_module(f'regard.tasks.translation.{name}')",
+        "open('src/regard/tasks/translation/task.py')",
+        "help = 'Run folder; for translation also another folder.'",
+        "help = 'Files. For translation: sentences.'",
+        "error = 'name the column (translation: --source)'",
     ],
 )
 def test_a_named_task_is_seen(text):
     assert named_tasks(text) == {"translation"}
     assert not named_tasks(text.replace("translation", "images"))
+
+
+@pytest.mark.parametrize(
+    "text", ["if command == 'pretrain': pass", "if 'pretrain' in words: pass", "match c:\n case 'pretrain': pass"]
+)
+def test_a_tasks_own_command_is_seen(text):
+    assert named_tasks(text) == {"pretraining"}
+
+
+def test_a_task_is_seen_where_others_are_asked_about_too():
+    assert len(named_tasks("if entry.command != 'train': pass")) == len(TASKS) - 1
+    assert named_tasks("from ..translation import task", "tasks/survival/task.py") == {"translation"}
+    assert named_tasks("from . import translation", "tasks/images.py") == {"translation"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if part == 'train': pass",
+        "what = 'give one reference for every translation'",
+        "fields = {'pretrain': run}",
+        '"""The report of translation: BLEU."""',
+        "from .metrics import translation",
+    ],
+)
+def test_words_of_english_are_no_tasks(text):
+    assert not named_tasks(text)
 
 
 LIGHT = """
@@ -151,6 +218,7 @@ REFUSED = {
     "train digits --model vit_nanno": "did you mean vit_nano",
     "train digits --recipe digit": "did you mean digits",
     "train digits --from nowhere.npz": "there are no such weights",
+    "train digits --teacher nowhere.npz": "give --teacher a file of weights, or a run",
     "train digits --beam-size 2": "translation has it",
     "train digits --model rnn_nano": "digits holds images, and translation (rnn_nano translates) takes texts",
     "train digits --learning-rate 1": "it is called --lr",
@@ -170,6 +238,15 @@ REFUSED = {
     "resume nowhere": "there is no such run",
     "eval nowhere digits": "there is no such run",
     "eval run nowhere": "there is no such data",
+    "pretrain digits --label-column a": "there is no flag --label-column here",
+    "train digits --column age --label-column a": "regression has no setting 'label_column'",
+    "train digits --column age --label-pattern a": "regression has no setting 'label_pattern'",
+    "train digits --time days --event died --label-column a": "survival has no setting 'label_column'",
+    "train digits --time days --event died --mixup 0.2": "survival has no setting 'mixup'",
+    "train digits --label-column a,b --label-pattern a": "multilabel has no setting 'label_pattern'",
+    "train digits --model vit_nano --shift 0.1": "--shift is for volumes, and vit_nano takes pictures",
+    "train digits --model vit_nano --spacing 1": "--spacing is for volumes, and vit_nano takes pictures",
+    "eval run digits --column age": "--column is not for classification",
     "eval run digits --beam-size 2": "--beam-size is not for classification",
     "predict nowhere a.png": "there is no such run",
     "predict run a.png --best 2": "--best is not for classification",

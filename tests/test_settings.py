@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from regard import config, registry, tasks
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RunError
 from regard.run.settle import check_settings
 from regard.setting_groups import Machine
 from regard.settings import RunConfig
@@ -148,6 +148,16 @@ def test_what_a_model_does_not_have_is_refused(task, settings, words):
         check_settings(tasks.find(task), settings)
 
 
+@every_task
+def test_weights_that_are_not_there_are_refused_by_their_flag(task, tmp_path):
+    for _, entry, _ in task.config.entries():
+        if flag := entry.metadata["weights"]:
+            with pytest.raises(RunError, match=rf"there are no such weights(?s:.*)give {flag} a file"):
+                check_settings(task, {entry.name: str(tmp_path / "none.npz")})
+    named = {entry.name for _, entry, _ in task.config.entries() if entry.metadata["weights"]}
+    assert named == {"weights", "teacher"} & task.config.names()
+
+
 TRAINED = {entry.config.predicts for entry in tasks.TASKS}
 
 
@@ -171,6 +181,28 @@ def test_json_round_trip(task):
         assert stored.keys() == config.groups().keys()
         assert stored["general"]["seed"] == {"value": 7, "origin": "flag"}
         assert task.config.from_json(stored, "config.json") == (config, origins)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        ("pretraining", {"label_column": None, "label_pattern": None, "mixup": 0.0}),
+        ("regression", {"label_column": None, "label_pattern": None}),
+        ("survival", {"label_column": None, "label_pattern": None, "mixup": 0.0, "cutmix": 0.0, "mixup_off": 0.0}),
+        ("multilabel", {"label_pattern": None}),
+    ],
+)
+def test_a_run_of_a_version_that_wrote_more_settings_is_read(task, settings):
+    """They are no settings of this task now, nor shown; then they were, and could only be off."""
+    config = tasks.find(task).config
+    assert not settings.keys() & config.names()
+    stored = config.of(seed=3).to_json(dict.fromkeys(config().flat(), "default"))
+    stored["data"] = stored["data"] | {name: {"value": value, "origin": "auto"} for name, value in settings.items()}
+    assert config.from_json(stored, "config.json")[0] == config.of(seed=3)
+    for name in settings:
+        for entry in ({"value": "x", "origin": "auto"}, {"value": None, "origin": "flag"}):
+            with pytest.raises(ConfigError, match=f"{task} has no setting '{name}'"):
+                config.from_json(stored | {"data": stored["data"] | {name: entry}}, "config.json")
 
 
 def test_damaged_json_is_an_error_that_says_where():

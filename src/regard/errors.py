@@ -37,6 +37,10 @@ class DataError(RegardError):
     """Input data that is missing, damaged, hostile or too little."""
 
 
+class NoLabelError(DataError):
+    """A table without a column for labels: it may have another target."""
+
+
 class RunError(RegardError):
     """A run folder or checkpoint that cannot be written, found or read."""
 

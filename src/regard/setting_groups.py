@@ -23,12 +23,18 @@ def setting(
     above: float | None = None,
     common: bool = False,
     opens: bool = False,
+    weights: str = "",
+    shows: bool = False,
+    volumes: bool = False,
 ) -> Any:
     """A field of a group. Numbers lie between `least` and `most`, above `above` and below `below`.
 
     `common` ones are in the short help. Those that say what the data is (`opens`) are flags of `regard check` too.
+    `weights` is the flag of one that names trained weights, which must be there. An option of `regard predict` that
+    `shows` is for printing predictions and not for making them. Pictures do not have those of `volumes`.
     """
     about = {"help": help, "range": (least, most, below, above), "common": common, "opens": opens}
+    about |= {"weights": weights, "shows": shows, "volumes": volumes}
     return field(default=default, metadata=about)
 
 
@@ -87,14 +93,14 @@ class General(Group):
         0, "Seed of weights, order and augmentation; the same seed gives the same weights on a CPU.",
         least=0, below=2**31, common=True,
     )  # fmt: skip
-    explain: int = setting(6, "Number of test samples explained in the report.", least=0, common=True)
+    explain: int = setting(6, "Number of test samples explained in the report.", least=0)
 
 
 @dataclass(frozen=True)
 class Optim(Group):
     title: ClassVar[str] = "optimizer"
     epochs: int = setting(100, "Passes over the training data.", least=1, common=True)
-    steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1, common=True)
+    steps: int | None = setting(None, "Number of optimizer steps; overrides epochs.", least=1)
     minutes: float | None = setting(
         None, "Train for about this long: epochs are fitted to the speed of this machine.", least=0.01, common=True
     )
@@ -102,10 +108,9 @@ class Optim(Group):
     optimizer: Literal["adamw", "muon", "sgd"] = setting(
         "adamw",
         "AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD with momentum 0.9.",
-        common=True,
     )
     lr: float = setting(1e-3, "Peak learning rate.", above=0, common=True)
-    weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0, common=True)
+    weight_decay: float = setting(0.05, "Weight decay, on matrices only.", least=0)
     warmup: float = setting(0.05, "Share of the steps over which the learning rate rises.", least=0, below=1)
     schedule: Literal["cosine", "inverse_sqrt", "drop"] = setting(
         "cosine", "How the learning rate falls after the warm-up; drop: to a tenth, for the last third."
@@ -193,41 +198,69 @@ class PictureData(Data):
 
 @dataclass(frozen=True)
 class ImageData(PictureData):
-    """Where labels are read from."""
+    """How images and volumes are read from a table."""
 
     image_column: str | None = setting(
         None, "Column of the table that holds the paths. Default: path, image, file, filename or filepath.", opens=True
-    )
-    label_column: str | None = setting(
-        None,
-        "Column of the table that holds the labels; several, learnt jointly, separated by commas: mgmt,pten. Default: "
-        "label, class, target or diagnosis.",
-        opens=True,
-    )
-    label_pattern: str | None = setting(
-        None,
-        "Labels from file names: a regular expression whose first group is the label, such as '^(.+)_[0-9]+'.",
-        opens=True,
     )
     scans: str | None = setting(
         None,
         "Volumes: columns of the table that hold scans, separated by commas: t1,flair. Default: all that do.",
         opens=True,
+        volumes=True,
     )
     spacing: float | tuple[float, ...] | None = setting(
         None,
         "Volumes: millimetres per voxel of the input, one number or three. Default: chosen from the data.",
         opens=True,
+        volumes=True,
     )
-    foreground: bool | None = setting(None, "Volumes: crop the air around the patient. Default: yes.", opens=True)
+    foreground: bool | None = setting(
+        None,
+        "Volumes: crop the air around the patient. Default: yes.",
+        opens=True,
+        volumes=True,
+    )
     intensity: Literal["zscore", "percentiles", "raw"] | None = setting(
         None,
         "Volumes: intensities of each scan by mean and deviation of its foreground, by its 1st and 99th percentile, or "
         "as they are. Default: zscore.",
         opens=True,
+        volumes=True,
     )
     cache_folder: str | None = setting(
-        None, "Volumes: folder that keeps prepared ones. Default: regard/volumes in the user's cache.", opens=True
+        None,
+        "Volumes: folder that keeps prepared ones. Default: regard/volumes in the user's cache.",
+        opens=True,
+        volumes=True,
+    )
+
+    def named(self, setting: str) -> Any:
+        """The value of a setting; None where this data has none of that name."""
+        return getattr(self, setting, None)
+
+
+@dataclass(frozen=True)
+class LabelColumnData(ImageData):
+    """Data whose labels stand in a table."""
+
+    label_column: str | None = setting(
+        None,
+        "Column of the table that holds the labels; several, learnt jointly, separated by commas: mgmt,pten. Default: "
+        "label, class, target or diagnosis.",
+        common=True,
+        opens=True,
+    )
+
+
+@dataclass(frozen=True)
+class LabelData(LabelColumnData):
+    """Data with one label each, in a table, by folder or by file name."""
+
+    label_pattern: str | None = setting(
+        None,
+        "Labels from file names: a regular expression whose first group is the label, such as '^(.+)_[0-9]+'.",
+        opens=True,
     )
 
 
@@ -254,18 +287,13 @@ class Crops(Group):
     flip: bool | None = setting(
         None,
         "Mirror each image every other epoch; volumes at random, left and right. Default: colour pictures only.",
-        common=True,
     )
 
 
-VOLUMES_ONLY = (
-    "shift", "elastic", "flip_axes", "intensity_scale", "intensity_shift", "gamma", "bias_field", "noise",
-)  # fmt: skip
-"""Settings of the augmentation that pictures do not have."""
-
-
 @dataclass(frozen=True)
-class Augment(Crops):
+class Variation(Crops):
+    """The variation of each image by itself."""
+
     rotate: float | None = setting(
         None, "Largest random rotation in degrees; of volumes about each axis. Default: none; volumes 10.", least=0
     )
@@ -276,13 +304,10 @@ class Augment(Crops):
         below=1,
     )
     policy: Literal["none", "rand", "trivial", "three"] = setting(
-        "none", "RandAugment, TrivialAugment or DeiT III's 3-Augment.", common=True
+        "none", "RandAugment, TrivialAugment or DeiT III's 3-Augment."
     )
     strength: float = setting(0.3, "Strength of RandAugment, 0 to 1 (level 10 of 10).", least=0, most=1)
     erase: float = setting(0.0, "Random erasing: share of images.", least=0, most=1)
-    mixup: float = setting(0.0, "Alpha of mixup; 0: off.", least=0, common=True)
-    cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.", least=0, common=True)
-    mixup_off: float = setting(0.0, "Share of the epochs, at the end, without mixup and CutMix.", least=0, below=1)
     low_res: float = setting(
         0.0,
         "Share of the epochs, at the beginning, that see only the middle three quarters of each side.",
@@ -291,39 +316,57 @@ class Augment(Crops):
     )
 
     shift: float | None = setting(
-        None, "Volumes: largest random shift as a share of each side. Default: 0.05.", least=0, most=0.5
+        None,
+        "Volumes: largest random shift as a share of each side. Default: 0.05.",
+        least=0,
+        most=0.5,
+        volumes=True,
     )
     elastic: float | None = setting(
         None,
         "Volumes: largest displacement of a smooth elastic field, as a share of each side. Default: 0.02.",
         least=0,
         most=0.1,
+        volumes=True,
     )
     flip_axes: str | None = setting(
         None,
         "Volumes: axes mirrored at random: x (left and right), y (front and back), z (top and bottom), or several: "
         "x,y. Default: none, since organs have sides.",
+        volumes=True,
     )
     intensity_scale: float | None = setting(
-        None, "Volumes: largest random factor on intensities: 0.1 is 10 %. Default: 0.1 of scans.", least=0, below=1
+        None,
+        "Volumes: largest random factor on intensities: 0.1 is 10 %. Default: 0.1 of scans.",
+        least=0,
+        below=1,
+        volumes=True,
     )
     intensity_shift: float | None = setting(
-        None, "Volumes: largest random shift of intensities, in standard deviations. Default: 0.1 of scans.", least=0
+        None,
+        "Volumes: largest random shift of intensities, in standard deviations. Default: 0.1 of scans.",
+        least=0,
+        volumes=True,
     )
     gamma: float | None = setting(
         None,
         "Volumes: random contrast curve, a power from 1 / (1 + gamma) to 1 + gamma. Default: 0.2 of scans.",
         least=0,
         most=4,
+        volumes=True,
     )
     bias_field: float | None = setting(
         None,
         "Volumes: largest change of intensity by a smooth field, as a coil makes it. Default: 0.2 of scans.",
         least=0,
         below=1,
+        volumes=True,
     )
     noise: float | None = setting(
-        None, "Volumes: most random Gaussian noise, in standard deviations. Default: 0.05 of scans.", least=0
+        None,
+        "Volumes: most random Gaussian noise, in standard deviations. Default: 0.05 of scans.",
+        least=0,
+        volumes=True,
     )
 
     def __post_init__(self) -> None:
@@ -335,9 +378,26 @@ class Augment(Crops):
     @property
     def varies(self) -> bool:
         """Whether a picture is not the same in every epoch."""
-        amounts = [self.rotate, self.zoom, self.erase, self.mixup, self.cutmix, self.low_res]
+        amounts = [self.rotate, self.zoom, self.erase, self.low_res]
         amounts += [getattr(self, name) for name in VOLUMES_ONLY]
         return any(amounts) or bool(self.flip) or self.policy != "none" or self.crop not in (None, "none")
+
+
+VOLUMES_ONLY = tuple(entry.name for entry in fields(Variation) if entry.metadata["volumes"])
+"""Settings of the augmentation that pictures do not have."""
+
+
+@dataclass(frozen=True)
+class Augment(Variation):
+    """The variation where two images may also be mixed, with their targets."""
+
+    mixup: float = setting(0.0, "Alpha of mixup; 0: off.", least=0)
+    cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.", least=0)
+    mixup_off: float = setting(0.0, "Share of the epochs, at the end, without mixup and CutMix.", least=0, below=1)
+
+    @property
+    def varies(self) -> bool:
+        return super().varies or bool(self.mixup or self.cutmix)
 
 
 @dataclass(frozen=True)
@@ -345,7 +405,7 @@ class ObjectAugment(Group):
     """The variation of images with boxes, which move with their image."""
 
     title: ClassVar[str] = "augmentation"
-    flip: bool = setting(True, "Mirror each image every other epoch.", common=True)
+    flip: bool = setting(True, "Mirror each image every other epoch.")
     scale_low: float = setting(0.5, "Smallest random scale of an image; 1: it fills the input.", above=0, most=1)
     scale_high: float = setting(1.5, "Largest random scale of an image; 1: all of it is seen.", least=1, most=4)
     crop_share: float = setting(0.3, "Share of images that are cropped at random, around an object.", least=0, most=1)
@@ -368,6 +428,7 @@ class Transfer(Group):
         None,
         "Start from these weights: a file of any public format, or a run. The model is inferred from it.",
         common=True,
+        weights="--from",
     )
     freeze: int | Literal["all"] | None = setting(
         None, "Freeze the stem and this many first blocks, or all but the head.", least=0

@@ -161,6 +161,12 @@ class RunConfig:
                 raise ConfigError(
                     f"{name} has no {field_name}", do=f"of its shape these can be set: {', '.join(sorted(own))}"
                 )
+        if len(registry.find(name).size) == 2:
+            for group, entry, _ in self.entries():
+                if entry.metadata["volumes"] and getattr(getattr(self, group), entry.name) is not None:
+                    flag = f"--{entry.name.replace('_', '-')}"
+                    do = f"leave {flag} out, or choose a model for volumes, such as vit3d_nano"
+                    raise ConfigError(f"{flag} is for volumes, and {name} takes pictures", do=do)
         if given.get("checkpointing") and not kind.can_checkpoint:
             raise ConfigError(f"{name} cannot recompute its activations", do="leave --checkpointing to transformers")
         if given.get("low_res") and not kind.any_size:
@@ -177,13 +183,19 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], where: object) -> tuple[Self, dict[str, Origin]]:
-        """What `to_json` wrote; a setting that it lacks has its default."""
+        """What `to_json` wrote; a setting that it lacks has its default.
+
+        Earlier versions wrote settings of some tasks that were always off: such a name is passed over.
+        """
         entries = dict[str, Any]()
         try:
             for group, held in stored.items():
                 if group not in cls.groups():
                     raise ConfigError(f"{cls.task_name} has no group {group!r} of settings")
                 entries |= held
+            known = cls.names()
+            unset = {n for n, e in entries.items() if n not in known and not e["value"] and e["origin"] != "flag"}
+            entries = {name: entry for name, entry in entries.items() if name not in unset}
             config = cls.of({name: entry["value"] for name, entry in entries.items()})
             origins: dict[str, Origin] = dict.fromkeys(config.flat(), "default")
             return config, origins | {name: entry["origin"] for name, entry in entries.items()}

@@ -414,6 +414,11 @@ class Task(ABC):
         return []
 
     @classmethod
+    def overview(cls, figures: Sequence[str]) -> Sequence[str]:
+        """Of the figures that are compared those that each run is shown with, beside its network and inputs."""
+        return figures[:1]
+
+    @classmethod
     def compare(cls, first: Sequence[Any], second: Sequence[Any], data: dict[str, Any]) -> dict[str, Any]:
         """By figure, how far the second run is ahead of the first: paired tests on rows of predictions.csv.
 

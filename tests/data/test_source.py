@@ -21,7 +21,7 @@ from regard.data import find_images, open_source, scan
 from regard.data.arrays import free_memory
 from regard.data.source import Files
 from regard.errors import DataError, RegardError
-from regard.setting_groups import ImageData
+from regard.setting_groups import LabelData
 from tests.conftest import make_folder
 
 
@@ -119,36 +119,36 @@ def named_files(folder: Path, *names: str) -> Path:
 
 def test_labels_from_file_names(tmp_path):
     pets = named_files(tmp_path / "pets", "images/Abyssinian_1.jpg", "images/Abyssinian_2.jpg", "images/pug_10.jpg")
-    source = open_source(pets, how=ImageData(label_pattern=r"^(.+)_\d+"))
+    source = open_source(pets, how=LabelData(label_pattern=r"^(.+)_\d+"))
     assert source.classes == ("Abyssinian", "pug")
     assert [s.label for s in source.samples] == [0, 0, 1]
     kaggle = named_files(tmp_path / "kaggle", "train/cat.0.jpg", "train/dog.0.jpg", "val/dog.1.jpg", "test1/1.jpg")
     with pytest.raises(DataError, match="test1 and train and val hold images, but no folder per class"):
         open_source(kaggle)
-    source = open_source(kaggle, how=ImageData(label_pattern="^(cat|dog)"))
+    source = open_source(kaggle, how=LabelData(label_pattern="^(cat|dog)"))
     assert source.counts() == {"train": {0: 1, 1: 1}, "val": {1: 1}}
     assert source.left_out == ("test1: 1 of 1 images, whose names such as 1.jpg --label-pattern does not match",)
     for pattern, words in (("^cat", "no group"), ("(", "no regular expression"), ("(x)y", "matches no file name")):
         with pytest.raises(RegardError, match=words):
-            open_source(kaggle, how=ImageData(label_pattern=pattern))
+            open_source(kaggle, how=LabelData(label_pattern=pattern))
 
 
 def test_columns_by_name(tmp_path):
     named_files(tmp_path, "1.png", "2.png")
     table = tmp_path / "meta.csv"
     table.write_text("img,dx,label\n1.png,mel,7\n2.png,nv,8\n")
-    how = ImageData(image_column="img", label_column="dx")
+    how = LabelData(image_column="img", label_column="dx")
     for data in (table, tmp_path):
         source = open_source(data, how=how)
         assert source.classes == ("mel", "nv")
         assert "label from 'dx'; columns not used: label" in source.why
     with pytest.raises(DataError, match="no column 'dz'"):
-        open_source(table, how=ImageData(image_column="img", label_column="dz"))
+        open_source(table, how=LabelData(image_column="img", label_column="dz"))
     with pytest.raises(DataError, match="name it by --image-column"):
         open_source(table)
     for data, name in ((table, "label_pattern"), ("digits", "label_column"), (tmp_path, "image_column")):
         with pytest.raises(RegardError, match=f"--{name.replace('_', '-')} is not for this data"):
-            open_source(data, how=make(ImageData, {name: "(x)"}))
+            open_source(data, how=make(LabelData, {name: "(x)"}))
 
 
 def test_the_index_column_that_pandas_writes_is_no_fault(tmp_path):

@@ -141,15 +141,13 @@ ON_IMAGES = EVERYWHERE | {
     "batch_size": weights(4),
     "images": Row(12, "splits"),
     "image_column": Row("other", "samples", data="table"),
-    "label_column": Row("kind", "samples", data="table"),
-    "label_pattern": Row("^.(.)", "samples", beside={"label_pattern": "^(.)"}, data="flat"),
     "max_megapixels": Row(0.001, "opened"),
     # Of volumes, where tests/data/volumes/test_subjects.py sees them.
-    "scans": Row("t1", refused="no column of scans|--scans is not for this data"),
-    "spacing": Row(2.0, refused="--spacing is not for this data"),
-    "foreground": Row(False, refused="--foreground is not for this data"),
-    "intensity": Row("raw", refused="--intensity is not for this data"),
-    "cache_folder": Row("there", refused="--cache-folder is not for this data"),
+    "scans": Row("t1", refused="--scans is for volumes"),
+    "spacing": Row(2.0, refused="--spacing is for volumes"),
+    "foreground": Row(False, refused="--foreground is for volumes"),
+    "intensity": Row("raw", refused="--intensity is for volumes"),
+    "cache_folder": Row("there", refused="--cache-folder is for volumes"),
     "crop": batch("shift"),
     "flip": batch(True),
 }
@@ -164,9 +162,6 @@ AUGMENTED = ON_IMAGES | {
     "policy": batch("trivial"),
     "strength": batch(0.9, policy="rand"),
     "erase": batch(1.0),
-    "mixup": batch(0.5),
-    "cutmix": batch(1.0),
-    "mixup_off": batch(0.5, mixup=0.5),
     "low_res": batch(0.5, size=32),
     # Of volumes, where tests/tasks/test_volumes.py sees them.
     **{
@@ -174,8 +169,11 @@ AUGMENTED = ON_IMAGES | {
         for name in VOLUMES_ONLY
     },
 }
+MIXED = AUGMENTED | {"mixup": batch(0.5), "cutmix": batch(1.0), "mixup_off": batch(0.5, mixup=0.5)}
 ROWS: dict[str, dict[str, Row]] = {
-    "classification": AUGMENTED | {
+    "classification": MIXED | {
+        "label_column": Row("kind", "samples", data="table"),
+        "label_pattern": Row("^.(.)", "samples", beside={"label_pattern": "^(.)"}, data="flat"),
         "recipe": Row("digits", "settings"),
         "loss": weights("bce"),
         "label_smoothing": weights(0.3),
@@ -186,32 +184,24 @@ ROWS: dict[str, dict[str, Row]] = {
         "teacher_weight": weights(0.9, teacher=TEACHER),
         "temperature": weights(1.0, teacher=TEACHER, distillation="soft"),
     },
-    "regression": AUGMENTED | {
+    "regression": MIXED | {
         "recipe": Row("regression", "settings"),
-        "label_column": Row("kind", refused="labels are not used here"),
-        "label_pattern": Row("^(.)", refused="labels are not used here"),
         "image_column": Row("other", "samples"),
         "column": Row("weight", "samples"),
         "loss": weights("squared"),
         "huber_delta": weights(0.1),
     },
-    "multilabel": AUGMENTED | {
+    "multilabel": MIXED | {
         "recipe": Row("multilabel", "settings"),
         "label_column": Row("kind,label", "samples"),
-        "label_pattern": Row("^(.)", refused="--label-pattern is not for this data"),
         "image_column": Row("other", "samples"),
         "label_smoothing": weights(0.3),
         "class_weights": weights("balanced", label_column="kind,label"),
     },
     "survival": AUGMENTED | {
         "recipe": Row("survival", "settings"),
-        "label_column": Row("kind", refused="labels are not used here"),
-        "label_pattern": Row("^(.)", refused="labels are not used here"),
         "image_column": Row("other", "samples"),
         "accumulate": Row(2, refused="would cut the risk sets"),
-        "mixup": Row(0.5, refused="a mixture of two subjects"),
-        "cutmix": Row(1.0, refused="a mixture of two subjects"),
-        "mixup_off": Row(0.5, refused="a mixture of two subjects"),
         "time": Row("weight", "samples", beside={"time": "age"}),
         "event": Row("late", "samples", beside={"event": "kind"}),
         "clinical": weights("weight"),
@@ -222,8 +212,6 @@ ROWS: dict[str, dict[str, Row]] = {
     },
     "pretraining": ON_IMAGES | {
         "recipe": Row("mae", "settings"),
-        "label_column": Row("kind", refused="labels are not used here"),
-        "label_pattern": Row("^(.)", refused="labels are not used here"),
         "mask": weights(0.5),
         "decoder_width": weights(32),
         "decoder_depth": weights(2),

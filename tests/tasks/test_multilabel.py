@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import regard
 from regard.cli import main
 from regard.errors import ConfigError, DataError
+from regard.tasks import find
 from regard.tasks.multilabel.data import LABELS, LabelDataset
 from regard.tasks.multilabel.evaluation import LabelsEvaluation, compare_labels, doubts, label_auroc
 from regard.tasks.multilabel.loss import LabelsEntropy, log_probabilities
@@ -143,6 +144,8 @@ def test_predictions_hold_truth_and_probabilities_and_can_be_compared() -> None:
     assert compared["auroc_mgmt"].difference.value == pytest.approx(0.5 - result.figures["auroc_mgmt"].value, abs=1e-4)
     assert compared["auroc_mgmt"].difference.n == (result.codes[:, 0] >= 0).sum()
     assert compared["accuracy_grade"].difference.value == 0
+    assert find("multilabel").load().overview(list(compared)) == ["auroc_mgmt", "auroc_grade"]
+    assert find("classification").load().overview(["accuracy", "auroc"]) == ["accuracy"]
     with pytest.raises(ConfigError, match="does not predict"):
         compare_labels(rows, [{"name": "s0"}], {"mgmt": ["0", "1"]})
     held: Any = result.to_json()
@@ -252,10 +255,10 @@ def test_other_data_may_have_no_classes_that_the_model_does_not_know(run: Path, 
 
 def test_splits_keep_the_combinations_of_labels(table: Path) -> None:
     from regard.console import Progress
-    from regard.setting_groups import ImageData
+    from regard.setting_groups import LabelColumnData
     from regard.tasks.multilabel.data import read_labels
 
-    dataset: LabelDataset = read_labels(table, Progress(quiet=True), ImageData(label_column="mgmt,pten,tertp"))
+    dataset: LabelDataset = read_labels(table, Progress(quiet=True), LabelColumnData(label_column="mgmt,pten,tertp"))
     strata = np.array(dataset.strata())
     for stratum in set(strata.tolist()) - {0}:
         assert len({tuple(row) for row in dataset.codes[strata == stratum]}) == 1
@@ -263,5 +266,5 @@ def test_splits_keep_the_combinations_of_labels(table: Path) -> None:
     assert dataset.conflicting() == []
     assert (
         dataset.fingerprint()
-        != read_labels(table, Progress(quiet=True), ImageData(label_column="mgmt,tertp")).fingerprint()
+        != read_labels(table, Progress(quiet=True), LabelColumnData(label_column="mgmt,tertp")).fingerprint()
     )

@@ -17,7 +17,7 @@ from regard.data.splits import assign_folds, fold_splits, split
 from regard.errors import ConfigError, DataError
 from regard.metrics.delong import auc_delong, compare_areas
 from regard.metrics.folds import youden
-from regard.setting_groups import ImageData
+from regard.setting_groups import LabelColumnData
 from regard.task import Folds
 from regard.tasks.multilabel.data import LabelDataset, read_labels
 from regard.tasks.multilabel.folds import describe_rare, permutation, pool
@@ -50,7 +50,7 @@ def write(root: Path, count: int = 72, rare: int = 12, patients: int = 2, seed: 
 
 
 def opened(table: Path) -> LabelDataset:
-    return read_labels(table, Progress(quiet=True), ImageData(label_column="mgmt,pten"))
+    return read_labels(table, Progress(quiet=True), LabelColumnData(label_column="mgmt,pten"))
 
 
 @pytest.fixture(scope="module")

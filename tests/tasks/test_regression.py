@@ -215,6 +215,20 @@ def test_what_is_no_number_is_refused_by_name(discs: Path, column: str, error: t
         regard.train(discs, column=column, epochs=1, **SETTINGS)
 
 
+def test_a_table_without_labels_says_how_its_numbers_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,radius\na.png,1\n")
+    for data in (tmp_path / "t.csv", write_scan_table(tmp_path / "volumes")):
+        with pytest.raises(DataError, match="no column for the label") as caught:
+            regard.check(data, quiet=True)
+        assert "for another target, numbers: --column; survival: --time and --event" in str(caught.value)
+
+
+def write_scan_table(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "t.csv").write_text("t1,age\na.nii.gz,1\n")
+    return folder / "t.csv"
+
+
 def test_images_without_a_table_have_no_numbers() -> None:
     with pytest.raises(DataError, match="read from a table"):
         regard.train("digits", column="age", quiet=True)

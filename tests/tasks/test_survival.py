@@ -408,7 +408,7 @@ def test_true_and_false_are_events_and_few_of_them_warned_of(cohort: Path, tmp_p
         ({"clinical": "height"}, DataError, "no column 'height'"),
         ({"accumulate": 2}, ConfigError, "accumulate would cut the risk sets"),
         ({"batch_size": 1}, ConfigError, "no risk set"),
-        ({"mixup": 0.3}, ConfigError, "a mixture of two subjects has no time"),
+        ({"mixup": 0.3}, ConfigError, "survival has no setting 'mixup'"),
         ({"loss": "discrete", "ties": "efron"}, ConfigError, "ties is of Cox's loss only"),
         ({"bins": 4}, ConfigError, "bins is of discrete hazards only"),
         ({"column": "age"}, ConfigError, "survival has no setting 'column'"),

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
 
+from regard import registry
 from regard.config import fit_value
 from regard.errors import ConfigError, close_names
 from regard.setting_groups import Group
@@ -140,8 +141,10 @@ def add_settings(
     """The flags of the settings of one task or several, in groups; `shown` says which are in the help.
 
     Of several tasks all flags are read; a task refuses those that it does not have. A default is shown where the tasks
-    agree on it, and whether recipe or data may have `replaced` it. With `model`, the fields of its config alone.
+    agree on it, and whether recipe or data may have `replaced` it. With `model`, the fields of its config alone, and
+    nothing of volumes if it takes pictures.
     """
+    pictures = model is not None and len(registry.find(model).size) == 2
     places: dict[str, Any] = {}
     defaults: dict[str, set[Any]] = {}
     for config in configs:
@@ -153,7 +156,8 @@ def add_settings(
         if name in seen:
             return
         seen.add(name)
-        if shown == "none" or (shown == "common" and not about.get("common")):
+        of_others = pictures and about.get("volumes")
+        if shown == "none" or of_others or (shown == "common" and not about.get("common")):
             return add_setting(parser, name, kind, None)
         if title not in places:
             places[title] = parser.add_argument_group(title)

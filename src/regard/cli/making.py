@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +57,33 @@ IMAGES_HELP = (
 )
 
 
-def run_train(words: Sequence[str], command: str = "train") -> None:
+@dataclass(frozen=True)
+class Making:
+    """A command that makes runs, and whether it can make several of the same settings."""
+
+    command: str
+    about: str | None
+    data: str
+    several: bool
+
+
+def run_train(words: Sequence[str]) -> None:
     """Train a model and write a run folder with figures, explanations and a report."""
-    entries = [entry for entry in reversed(tasks.TASKS) if entry.command == command]
+    _make(Making("train", run_train.__doc__, DATA_HELP, several=True), words)
+
+
+def run_pretrain(words: Sequence[str]) -> None:
+    """Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it."""
+    _make(Making("pretrain", run_pretrain.__doc__, IMAGES_HELP, several=False), words)
+
+
+def _make(making: Making, words: Sequence[str]) -> None:
+    """A run; of a command that can make several, also one per seed or fold."""
+    command = making.command
+    entries = tasks.of_command(command)[::-1]
     if "--help-all" in words:
-        return _help_all(command, entries, [word for word in words if word != "--help-all"])
-    given = parse(_parser(command, entries, "common"), words)
+        return _help_all(making, entries, [word for word in words if word != "--help-all"])
+    given = parse(_parser(making, entries, "common"), words)
     data, ray = given.pop("data"), given.pop("ray", None)
     same: dict[str, Any] = {
         "quiet": given.pop("quiet", False),
@@ -75,18 +97,16 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     if ray is not None:
         from regard.run.ray import train_on_ray
 
-        if dry_run or seeds != 1 or folds != 1 or command != "train":
-            what = "--ray goes with neither --dry-run, --seeds, --folds nor pretrain"
+        if dry_run or seeds != 1 or folds != 1:
+            what = "--ray goes with neither --dry-run, --seeds nor --folds"
             raise ConfigError(what, do="leave one of them out; --jobs trains several folds at a time")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
         return tell_run(train_on_ray(data, processes=ray, **same, **given))
     from regard import api
 
-    if command == "pretrain":
-        made = api.pretrain(data, dry_run=dry_run, **same, **given)
-    else:
-        made = api.train(data, seeds=seeds, folds=folds, jobs=jobs, retrain=retrain, dry_run=dry_run, **same, **given)
+    repeats = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain} if making.several else {}
+    made = getattr(api, command)(data, dry_run=dry_run, **repeats, **same, **given)
     if dry_run:
         return
     if folds != 1:
@@ -102,40 +122,40 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     print(made.path / "summary.json")
 
 
-def _help_all(command: str, entries: Sequence[tasks.Entry], words: Sequence[str]) -> None:
+def _help_all(making: Making, entries: Sequence[tasks.Entry], words: Sequence[str]) -> None:
     """Every setting: of the task of the data and of the model, where the words name them."""
     model = None
     if words:
-        given = parse(_parser(command, entries), words)
-        entry, model = tasks.choose(given["data"], given, command)[0], given.get("model")
+        given = parse(_parser(making, entries), words)
+        entry, model = tasks.choose(given["data"], given, making.command)[0], given.get("model")
         check_settings(entry, {"model": model} if model else {})
         entries = [entry]
-    _parser(command, entries, model=model).print_help()
+    _parser(making, entries, model=model).print_help()
 
 
-def _parser(command: str, entries: Sequence[tasks.Entry], shown: Shown = "all", model: str | None = None) -> Parser:
-    about = (run_train if command == "train" else run_pretrain).__doc__
+def _parser(making: Making, entries: Sequence[tasks.Entry], shown: Shown = "all", model: str | None = None) -> Parser:
     more = f"""Recipes: {", ".join(name for entry in entries for name in entry.recipes)}.
 A recipe may change the defaults; a run prints what it uses and writes it to config.json."""
     if shown == "common":
-        more += f"\n`regard {command} DATA --help-all` shows every setting for that data."
-    parser = Parser(command, about, more)
-    parser.add_argument("data", help=DATA_HELP if command == "train" else IMAGES_HELP)
+        more += f"\n`regard {making.command} DATA --help-all` shows every setting for that data."
+    parser = Parser(making.command, making.about, more)
+    parser.add_argument("data", help=making.data)
     parser.add_argument("--resume", action=Switch, help="If --out already holds a run, resume it.")
     parser.add_argument(
         "--dry-run", action=Switch, help="Build everything, make one step, print the plan, write nothing."
     )
-    if command == "train":
+    if making.several:
         parser.add_argument("--seeds", type=int, metavar="INT", help="Runs to make, each with the next seed.")
         parser.add_argument(
             "--folds", type=int, metavar="INT", help="Cross-validate: as many runs, each tested on its own fold."
         )
-        help = "With --folds: train all as many times again on exchanged outcomes, for the chance level."
-        parser.add_argument("--retrain", type=int, metavar="INT", help=help)
-        parser.add_argument("--jobs", type=int, metavar="INT", help="With --folds: folds at a time (default: 1).")
-        parser.add_argument(
-            "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
-        )
+        for name, help in (
+            ("retrain", "With --folds: train all as many times again on exchanged outcomes, for the chance level."),
+            ("jobs", "With --folds: folds at a time (default: 1)."),
+            ("ray", "Train in this many processes, started by Ray. Needs --out."),
+        ):
+            about = SUPPRESS if shown == "common" else help
+            parser.add_argument(f"--{name}", type=int, metavar="INT", help=about)
     add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
 
@@ -148,11 +168,6 @@ def _replaced(entries: Sequence[tasks.Entry]) -> set[str]:
         for recipe in entry.recipes.values():
             names |= {name for name, value in recipe().flat().items() if name in usual and value != usual[name]}
     return names
-
-
-def run_pretrain(words: Sequence[str]) -> None:
-    """Train a model on images without labels, to fill in hidden patches; then fine-tune or probe it."""
-    run_train(words, "pretrain")
 
 
 def run_check(words: Sequence[str]) -> None:
@@ -219,7 +234,7 @@ transfer DATA…: pre-training, and what it brings on other data."""
         help="attention: some of sinusoids,gradients,costs,scores,bottleneck; "
         "ablation: some of heads,keys,dropout,smoothing,positions. Default: all.",
     )
-    add_settings(parser, [entry.config for entry in tasks.TASKS if entry.command == "train"], "none")
+    add_settings(parser, [entry.config for entry in tasks.of_command("train")], "none")
     given = parse(parser, words)
     kind, data, quiet = given.pop("kind"), given.pop("data"), given.pop("quiet", False)
     if kind == "attention":

@@ -88,7 +88,7 @@ def _add_common(parser: Parser) -> None:
 
 
 def _configs() -> list[Any]:
-    return [e.config for e in tasks.TASKS if e.command == "train" and e.config.takes == "image"]
+    return [e.config for e in tasks.of_command("train") if e.config.takes == "image"]
 
 
 def _without_tuning(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,9 @@ def run_eval(words: Sequence[str]) -> None:
         do = "give --out a folder, or end it in .json"
         raise ConfigError(f"figures are not written as {Path(out).suffix}", do=do)
     entry, loading, options = _of_task(run, "EvalOptions", given)
+    for name in sorted(how.keys() - entry.config.opening().keys()):
+        flag = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{flag} is not for {entry.name}", do=f"leave {flag} out")
     tasks.require_data(data)
     from regard import api
     from regard.weights import to_json, write_text
@@ -83,16 +86,9 @@ def run_eval(words: Sequence[str]) -> None:
 def run_predict(words: Sequence[str]) -> None:
     """Predict: label images, estimate numbers, translate sentences."""
     parser = Parser("predict", run_predict.__doc__)
-    parser.add_argument(
-        "run", help="Run folder or checkpoint file; for translation also the folder of an Opus-MT model."
-    )
-    parser.add_argument(
-        "inputs",
-        nargs="*",
-        help="Files, folders or globs of images; of scans also a table or case folders. For translation: sentences, "
-        "text files (one sentence per line; a word without spaces that looks like a path must be one), or - for what "
-        "is piped in.",
-    )
+    parser.add_argument("run", help=" or ".join(["Run folder or checkpoint file", *tasks.helps("run")]) + ".")
+    images = "Files, folders or globs of images; of scans also a table or case folders."
+    parser.add_argument("inputs", nargs="*", help=" ".join([images, *tasks.helps("inputs")]))
     parser.add_argument("--out", metavar="FILE", help="Write a .csv or .json here instead of printing.")
     _options(parser, "PredictOptions")
     given = parse(parser, words)
@@ -101,11 +97,12 @@ def run_predict(words: Sequence[str]) -> None:
         what = f"predictions are not written as {Path(out).suffix or 'nothing'}"
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
-    _, loading, options = _of_task(run, "PredictOptions", given)
+    entry, loading, options = _of_task(run, "PredictOptions", given)
     from regard import api
 
     predictor: Any = api.load(run, quiet=quiet, **loading)
-    shown = {name: options.pop(name) for name in ("top",) if name in options}
+    kinds = fields(entry.settings.PredictOptions)
+    shown = {f.name: options.pop(f.name) for f in kinds if f.metadata["shows"] and f.name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
     chosen = predictor.inputs(inputs)
@@ -186,7 +183,7 @@ class Compare:
         rows, verdicts = list[tuple[str, ...]](), list[str]()
         compared = api.compare(*self.runs)
         names = [name for name, made in next(iter(compared.values())).items()]
-        for name in [own for own in names if own.startswith("auroc_")] or names[:1]:  # of several labels, each
+        for name in predicted_by(self.runs[0])[1].load().overview(names):
             self.print_overview(overview(self.runs, name), name)
         for other, figures in compared.items():
             entry = predicted_by(other)[1]

@@ -21,7 +21,7 @@ from regard.data.random import uniforms
 from regard.data.send import send
 from regard.data.three import three_augment
 from regard.errors import ConfigError
-from regard.setting_groups import Augment
+from regard.setting_groups import Augment, Variation
 
 _Operation = Callable[[Tensor, Tensor], Tensor]
 
@@ -109,7 +109,7 @@ def _warp(x: Tensor, theta: Tensor) -> Tensor:
     return F.grid_sample(x, torch.stack(rows, dim=-1), align_corners=False)
 
 
-def move(x: Tensor, u: Tensor, config: Augment) -> Tensor:
+def move(x: Tensor, u: Tensor, config: Variation) -> Tensor:
     """Shift, rotate, zoom and flip as one resampling; `u` holds five numbers in [0, 1) per sample."""
     shifted = config.crop == "shift"
     if not (shifted or config.rotate or config.zoom or config.flip):
@@ -212,7 +212,7 @@ class Augmenter:
     a centred `window` of that size.
     """
 
-    config: Augment
+    config: Variation
     seed: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -253,7 +253,9 @@ class Augmenter:
 
     def mix(self, x: Tensor, targets: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Images and targets of a batch, mixed with one another."""
-        return mix(x, targets, self.config, self.seed, epoch, step) if epoch <= self.mixed else (x, targets)
+        if not isinstance(self.config, Augment) or epoch > self.mixed:
+            return x, targets
+        return mix(x, targets, self.config, self.seed, epoch, step)
 
     def named(self, x: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs and targets by name."""
@@ -281,7 +283,7 @@ def patch_order(seed: int, epoch: int, numbers: Tensor, patches: int, device: st
 class Masker(Augmenter):
     """Augmenter for images without labels: the targets are orders of patches, of which the last are masked."""
 
-    def __init__(self, config: Augment, seed: int, mean: tuple[float, ...], std: tuple[float, ...], patches: int):
+    def __init__(self, config: Variation, seed: int, mean: tuple[float, ...], std: tuple[float, ...], patches: int):
         super().__init__(config, seed, mean, std, classes=0)
         self.patches = patches
 

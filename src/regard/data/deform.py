@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from regard.data.random import uniforms
 from regard.data.send import send
-from regard.setting_groups import Augment
+from regard.setting_groups import Variation
 
 CELLS = 4
 """Of the elastic field's control grid, along each axis."""
@@ -123,18 +123,18 @@ def _spline(at: Tensor) -> tuple[Tensor, list[Tensor]]:
     return cell.long(), weights
 
 
-def flipped_axes(config: Augment) -> str:
+def flipped_axes(config: Variation) -> str:
     """The axes along which volumes are mirrored, of xyz: by `flip` alone, left and right."""
     return (config.flip_axes or "").replace(",", "") or ("x" if config.flip else "")
 
 
-def shift_share(config: Augment) -> float:
+def shift_share(config: Variation) -> float:
     """The largest shift, as a share of each side."""
     return config.shift if config.shift is not None else EIGHTH if config.crop == "shift" else 0.0
 
 
 def draw_deformation(
-    config: Augment, seed: int, epoch: int, numbers: Tensor, size: tuple[int, ...], spacing: tuple[float, ...],
+    config: Variation, seed: int, epoch: int, numbers: Tensor, size: tuple[int, ...], spacing: tuple[float, ...],
     device: torch.device,
 ) -> Deformation | None:  # fmt: skip
     """That of these samples in this epoch, on the device; None if nothing is asked for."""
@@ -155,7 +155,7 @@ def draw_deformation(
     return Deformation(tuple(size), matrix, moved, control)
 
 
-def _affine(u: np.ndarray, config: Augment, flips: str, spacing: tuple[float, ...]) -> np.ndarray:
+def _affine(u: np.ndarray, config: Variation, flips: str, spacing: tuple[float, ...]) -> np.ndarray:
     """One sample's A, in voxels: mirrored and scaled, then rotated about each axis in millimetres."""
     turned = np.eye(3)
     for axis in range(3):

@@ -1,7 +1,7 @@
 """Which format a dataset has, and how that was recognised."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from regard.errors import ConfigError, DataError
 from regard.setting_groups import ImageData
 
 TABLES = (".csv", ".tsv")
-VOLUMES = ("scans", "spacing", "foreground", "intensity", "cache_folder")
+VOLUMES = tuple(entry.name for entry in fields(ImageData) if entry.metadata["volumes"])
 """Settings that only volumes have."""
 
 
@@ -59,7 +59,7 @@ def _open(data: str | Path, labels: bool, how: ImageData, size: int | tuple[int,
 
 def _open_folder(path: Path, labels: bool, how: ImageData, size: int | tuple[int, ...] | None) -> Source:
     inner = inner_folder(path)
-    for folder in dict.fromkeys([] if how.label_pattern else [path, inner]):
+    for folder in dict.fromkeys([] if how.named("label_pattern") else [path, inner]):
         tables = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLES]
         layouts = {p: layout for p in tables if (layout := recognise(p, how))}
         if len(layouts) == 1:
@@ -70,15 +70,15 @@ def _open_folder(path: Path, labels: bool, how: ImageData, size: int | tuple[int
             names = ", ".join(p.name for p in layouts)
             raise DataError(f"there are several tables of subjects: {names}", where=path, do="give one of them")
     _refuse_unused(how, path, "has no table of subjects in it", *VOLUMES)
-    for folder in dict.fromkeys([] if how.label_pattern else [path, inner]):
+    for folder in dict.fromkeys([] if how.named("label_pattern") else [path, inner]):
         tables = [p for p in sorted(folder.iterdir()) if p.suffix.lower() in TABLES and has_columns(p, how)]
         if len(tables) == 1:
             why = f"a folder with the table {tables[0].relative_to(path)} of paths and labels in it"
             return table_source(tables[0], why, how, whole_folder=True)
     _refuse_unused(how, path, "has no table with these columns in it", "image_column", "label_column")
     inside = "" if inner == path else f"inside {inner.relative_to(path)}: "
-    if labels and how.label_pattern:
-        source = pattern_source(inner, how.label_pattern)
+    if labels and how.named("label_pattern"):
+        source = pattern_source(inner, how.named("label_pattern"))
     else:
         source = folder_source(inner) if labels else unlabelled_folder(path)
     reader = Files(source.reader.paths, how.max_megapixels) if isinstance(source.reader, Files) else source.reader
@@ -88,7 +88,7 @@ def _open_folder(path: Path, labels: bool, how: ImageData, size: int | tuple[int
 def _refuse_unused(how: ImageData, where: object, why: str, *names: str) -> None:
     """A setting that cannot have an effect on this data is an error."""
     for name in names or ("image_column", "label_column", "label_pattern", *VOLUMES):
-        if getattr(how, name) is not None:
+        if how.named(name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is not for this data: it {why}", where=where, do=f"leave {flag} out")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.data.random import uniforms
 from regard.data.send import send
-from regard.setting_groups import Augment
+from regard.setting_groups import Variation
 
 KNOTS = 1024
 """Straight pieces of the contrast curve: a power would round differently in other batches."""
@@ -25,7 +25,7 @@ ORDER = 3
 
 
 def vary_intensities(
-    x: Tensor, config: Augment, seed: int, epoch: int, numbers: Tensor, unit: tuple[float, ...]
+    x: Tensor, config: Variation, seed: int, epoch: int, numbers: Tensor, unit: tuple[float, ...]
 ) -> Tensor:
     """Volumes (B, C, *size) with other intensities; `unit` is the deviation of each channel in the data."""
     scale, shift, noise = config.intensity_scale or 0.0, config.intensity_shift or 0.0, config.noise or 0.0

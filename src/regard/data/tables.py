@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from regard.data.folders import list_files, not_used
 from regard.data.source import SPLITS, Files, Sample, Source, split_names
-from regard.errors import DataError, did_you_mean
+from regard.errors import DataError, NoLabelError, did_you_mean
 from regard.setting_groups import ImageData
 
 COLUMNS = {
@@ -53,7 +53,7 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
     header, columns, rows = read_table(path, how)
     for role in ("path", "label") if labels else ("path",):
         if role not in columns:
-            raise DataError(
+            raise (NoLabelError if role == "label" else DataError)(
                 f"the table has no column for the {role}",
                 where=path,
                 do=f"name it by --{FLAGS[role]}, or call it one of {', '.join(COLUMNS[role])}; "
@@ -112,7 +112,7 @@ def read_table(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], l
         header = list(reader.fieldnames or [])
         columns: dict[str, str] = {}
         for role, names in COLUMNS.items():
-            if asked := getattr(how, FLAGS[role].replace("-", "_")) if role in FLAGS else None:
+            if asked := how.named(FLAGS[role].replace("-", "_")) if role in FLAGS else None:
                 if asked not in header:
                     what = f"the table has no column {asked!r}"
                     raise DataError(what, where=path, do=did_you_mean(asked, filter(None, header)))

@@ -34,7 +34,7 @@ from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
 from regard.networks.base import Network
 from regard.nn import capture
-from regard.setting_groups import ImageData
+from regard.setting_groups import LabelData
 from regard.weights import Run
 
 BATCH = 8
@@ -176,7 +176,7 @@ def own_pictures(run: str | Path, preparation: Preparation, most: int = 32, **re
     rows = folder.split_rows()
     if "label" not in rows[0]:
         raise DataError("the run has no images", where=run, do="give images")
-    labels, how = rows[0]["label"] not in UNLABELLED, make(ImageData, folder.reading() | reading, folder.path)
+    labels, how = rows[0]["label"] not in UNLABELLED, make(LabelData, folder.reading() | reading, folder.path)
     source, plan = open_source(folder.read_config().data, labels, how), preparation.plan
     if plan and isinstance(source.reader, Unsettled):
         source = replace(source, reader=source.reader.follow(plan))

@@ -30,10 +30,11 @@ def check_settings(entry: Entry, settings: Mapping[str, Any]) -> RunConfig:
     if "model" in settings:
         registry.find(config.model.model)
         config.check_model(settings)
-    for name, flag in (("weights", "--from"), ("teacher", "--teacher")):
-        path = settings.get(name)
+    for _, field, _ in config.entries():
+        path = settings.get(field.name) if field.metadata["weights"] else None
         if path and not Path(path).expanduser().exists():
-            raise RunError("there are no such weights", where=path, do=f"give {flag} a file of weights, or a run")
+            do = f"give {field.metadata['weights']} a file of weights, or a run"
+            raise RunError("there are no such weights", where=path, do=do)
     return config
 
 
@@ -64,8 +65,7 @@ def settle(
     origins |= dict.fromkeys(shape, "weights")
     origins |= dict.fromkeys(settings, "flag")
     config.check_model({**shape, **settings})
-    suffix = "" if entry.command == "train" else f"-{entry.name}"
-    out = free_folder(f"runs/{dataset.name}-{model}{suffix}")
+    out = free_folder(f"runs/{dataset.name}-{model}{entry.suffix}")
     for name, value in ({"out": out} | machine_defaults(config) | task.from_data(config, dataset)).items():
         if config.flat().get(name) in (None, "auto"):
             config, origins[name] = config.change({name: value}), "auto"

@@ -1,7 +1,8 @@
 """The table of tasks. Adding a task is a folder here and one row below; nothing is imported before it is needed.
 
-`settings.py` of a task's folder is free of torch and has `Config` (a `RunConfig`), `RECIPES` and `recognise`;
-`task.py` has `Task`.
+`settings.py` of a task's folder is free of torch and has `Config` (a `RunConfig`), `RECIPES`, `recognise`, and the
+options of commands: `LoadOptions`, `EvalOptions`, `PredictOptions`, `ExplainOptions`. What it may have is `Entry`'s to
+say. `task.py` has `Task`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Entry:
     command: str = "train"
     public_weights: bool = False
     """Whether weights that name no task, as published ones do, are read as this one's."""
+    suffix: str = ""
+    """What run folders are called after data and model."""
 
     @property
     def settings(self) -> Any:
@@ -45,6 +48,10 @@ class Entry:
         """How many a figure is printed with: four, as of shares, unless the task says otherwise."""
         return getattr(self.settings, "DECIMALS", {}).get(figure, 4)
 
+    def help(self, about: str) -> str:
+        """What the task adds to the help of a command, from its `HELP`: on the `run`, the `inputs`, or the `target`."""
+        return getattr(self.settings, "HELP", {}).get(about, "")
+
     def load(self) -> type[Task]:
         return import_module(f"regard.tasks.{self.name}.task").Task
 
@@ -57,7 +64,7 @@ TASKS = (
     Entry("panoptic"),
     Entry("detection", public_weights=True),
     Entry("classification", public_weights=True),
-    Entry("pretraining", command="pretrain"),
+    Entry("pretraining", command="pretrain", suffix="-pretraining"),
 )
 """In the order in which they are asked whether data is theirs: the most general last."""
 
@@ -70,6 +77,16 @@ def find(name: str) -> Entry:
         if entry.name == name:
             return entry
     raise ConfigError(f"there is no task called {name!r}", do=did_you_mean(name, [entry.name for entry in TASKS]))
+
+
+def of_command(command: str) -> list[Entry]:
+    """The tasks that a command trains."""
+    return [entry for entry in TASKS if entry.command == command]
+
+
+def helps(about: str) -> list[str]:
+    """What each task adds to the help of a command."""
+    return [text for entry in reversed(TASKS) if (text := entry.help(about))]
 
 
 def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train") -> tuple[Entry, str]:
@@ -111,7 +128,7 @@ def _tasks_for(model: str) -> list[Entry]:
 
 
 def _choose(data: str | Path, settings: Mapping[str, Any], command: str) -> tuple[Entry, str]:
-    candidates = [entry for entry in TASKS if entry.command == command]
+    candidates = of_command(command)
     named = settings.get("recipe")
     for entry in TASKS:
         if named in entry.recipes:

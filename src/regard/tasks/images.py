@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard import registry
+from regard import registry, tasks
 from regard.config import make, to_dict
 from regard.console import Progress
 from regard.data import (
@@ -35,11 +35,11 @@ from regard.data import (
 )
 from regard.data.feed import ImageFeed
 from regard.data.splits import split
-from regard.errors import ConfigError, counted
+from regard.errors import ConfigError, DataError, NoLabelError, counted
 from regard.geometry import three_quarters
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.setting_groups import VOLUMES_ONLY, ImageData
+from regard.setting_groups import VOLUMES_ONLY, Augment, ImageData
 from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
 from regard.tasks.image_options import LoadOptions
@@ -111,13 +111,6 @@ def default_workers() -> int:
     return min(16, max(0, (os.cpu_count() or 1) - 1)) if forks else 0
 
 
-def refuse_labels(how: ImageData, do: str) -> None:
-    """Where labels are not used, what says how they are read is an error."""
-    for name in ("label_column", "label_pattern"):
-        if getattr(how, name) is not None:
-            raise ConfigError(f"labels are not used here, so --{name.replace('_', '-')} has no effect", do=do)
-
-
 class ImageTask(Task):
     """A task whose inputs are images or volumes of one size."""
 
@@ -150,9 +143,11 @@ class ImageTask(Task):
     def open(cls, data: str | Path, config: RunConfig, progress: Progress) -> Any:
         how = config.data
         assert isinstance(how, ImageData)
-        if not cls.labels:
-            refuse_labels(how, "leave it out")
-        return read_images(data, progress, cls.labels, how, size=config.model.fields().get("size"))
+        try:
+            return read_images(data, progress, cls.labels, how, size=config.model.fields().get("size"))
+        except NoLabelError as error:
+            others = f"for another target, {'; '.join(tasks.helps('target'))}"
+            raise DataError(error.what, where=error.where, do=f"{error.do}; {others}") from None
 
     @classmethod
     def stored_settings(cls, run: str | Path, data: str | Path) -> dict[str, Any]:
@@ -214,7 +209,8 @@ class ImageTask(Task):
         if usual := choose_size(model, known):
             fits = len(dataset.sizes) == 1 and all(side <= most for side, most in zip(known.size, usual, strict=True))
             values["size"] = known.size if fits else usual
-        values = {name: value for name, value in values.items() if name not in asked}
+        known_names = tasks.find(cls.name).config.names()
+        values = {name: value for name, value in values.items() if name in known_names and name not in asked}
         stem = " with a residual stem" if values.get("stem") else ""
         length = f", {values['epochs']} epochs" if "epochs" in values else ""
         other = f"; --recipe {cls.plain}: the network as published" if stem else ""
@@ -275,10 +271,6 @@ class ImageTask(Task):
             what = "mixup_off leaves out mixup and CutMix, and there are none"
             raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
         volumes = len(registry.find(self.config.model.model).size) == 3
-        for name in VOLUMES_ONLY:
-            if not volumes and getattr(augment, name, None) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} is for volumes, and these are pictures", do=f"leave {flag} out")
         both = [n for n in ("crop", "shift") if origins.get(n) == "flag"] if augment.crop == "shift" else []
         if len(both) == 2 and volumes:
             raise ConfigError("crop=shift and shift are both given", do="give one of --crop shift and --shift")
@@ -367,7 +359,8 @@ class ImageTask(Task):
     def phases(self) -> tuple[int, int]:
         """The last epoch with mixup and CutMix, and the last one of low resolution, never the very last."""
         epochs, augment = self.config.optim.epochs, self.config.augment
-        return epochs - round(epochs * augment.mixup_off), min(round(epochs * augment.low_res), epochs - 1)
+        mixed = epochs - round(epochs * augment.mixup_off) if isinstance(augment, Augment) else epochs
+        return mixed, min(round(epochs * augment.low_res), epochs - 1)
 
     def window(self) -> tuple[int, ...]:
         """What the epochs of low resolution see."""

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,11 @@ from regard.config import read_json
 from regard.console import Progress
 from regard.data.dataset import Dataset
 from regard.errors import RunError
+from regard.setting_groups import LabelData
 from regard.settings import Origin, RunConfig
 from regard.weights.checkpoint import ASIDE, write_aside
 
-READING = (
-    "image_column", "label_column", "label_pattern", "max_megapixels", "scans", "spacing", "foreground", "intensity",
-    "cache_folder",
-)  # fmt: skip
+READING = tuple(entry.name for entry in fields(LabelData) if entry.metadata["opens"])
 """Settings that say how images and volumes are read."""
 
 

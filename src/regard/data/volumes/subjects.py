@@ -16,7 +16,7 @@ from regard.data.volumes.preparing import Subject
 from regard.data.volumes.reader import Unsettled
 from regard.data.volumes.scan import is_nifti, require_medical
 from regard.data.volumes.survey import Wanted
-from regard.errors import ConfigError, DataError, counted, did_you_mean
+from regard.errors import ConfigError, DataError, NoLabelError, counted, did_you_mean
 from regard.geometry import per_axis
 from regard.setting_groups import ImageData
 
@@ -111,8 +111,8 @@ def subjects_source(
     _, columns, rows = read_table(path, how)
     if labels and "label" not in columns:
         others = [name for name in rows[0].texts if name not in (*layout.scans, *layout.masks)] if rows else []
-        do = f"name it by --label-column (numbers: --column; survival: --time and --event); it has {', '.join(others)}"
-        raise DataError("the table has no column for the label", where=path, do=do)
+        do = f"name it by --label-column; it has {', '.join(others)}"
+        raise NoLabelError("the table has no column for the label", where=path, do=do)
     if not rows:
         raise DataError("the table has no rows", where=path)
     unlabelled = [row for row in rows if labels and not row.roles["label"]]

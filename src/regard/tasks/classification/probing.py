@@ -19,8 +19,8 @@ from regard.errors import ConfigError, DataError
 from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
 from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
 from regard.report import figures
-from regard.setting_groups import Data, ImageData
-from regard.settings import ImageRunConfig, Origin
+from regard.setting_groups import Data, LabelData
+from regard.settings import Origin
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.settings import Config
@@ -59,11 +59,11 @@ def probe(
     if keep is not None and "linear" not in methods:
         raise ConfigError("only the linear probe can be kept as a head", do="leave --keep out, or probe with linear")
     folder = find_run(run)
-    how = {name: fields.pop(name) for name in ImageRunConfig.opening().keys() & fields.keys()}
+    how = {name: fields.pop(name) for name in Config.opening().keys() & fields.keys()}
     checkpoint, report = open_weights(run, predicts="classes", **fields)
     prepared = checkpoint.preparation
     own = prepared.reading() if prepared else {}
-    reading = make(ImageData, (folder.reading(data) if folder else {}) | own | how)
+    reading = make(LabelData, (folder.reading(data) if folder else {}) | own | how)
     dataset = read_images(data, progress, how=reading, size=prepared.size if prepared and own else None)
     dataset.require_usable()
     if report.format != "regard":
@@ -129,7 +129,7 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
     by is tested on.
     """
     folder = find_run(run)
-    data: Data = ImageData()
+    data: Data = LabelData()
     if folder:
         stored = folder.read_config()
         data = find(stored.task).config.from_json(stored.settings, folder.path)[0].data

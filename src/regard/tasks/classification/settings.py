@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Group, Transfer, setting
+from regard.setting_groups import Augment, Group, LabelData, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
@@ -37,7 +37,9 @@ class Teaching(Group):
 
     title: ClassVar[str] = "distillation"
     teacher: str | None = setting(
-        None, "Learn from this trained classifier too: a run or weights file with the same classes."
+        None,
+        "Learn from this trained classifier too: a run or weights file with the same classes.",
+        weights="--teacher",
     )
     distillation: Literal["hard", "soft"] | None = setting(
         None, "What to learn from the teacher: its decision (hard, the default) or its probabilities (soft)."
@@ -61,6 +63,7 @@ class Config(ImageRunConfig):
     """Everything that decides a run of classification."""
 
     task_name: ClassVar[str] = "classification"
+    data: LabelData = field(default_factory=LabelData)
     transfer: Transfer = field(default_factory=Transfer)
     augment: Augment = field(default_factory=Augment)
     task: Options = field(default_factory=Options)
@@ -83,7 +86,7 @@ class EvalOptions(Group):
 @dataclass(frozen=True)
 class PredictOptions(Group):
     title: ClassVar[str] = "classification"
-    top: int = setting(3, "Classes to show for each image.", least=1)
+    top: int = setting(3, "Classes to show for each image.", least=1, shows=True)
 
 
 ExplainOptions = ImageExplainOptions

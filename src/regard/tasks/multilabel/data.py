@@ -15,7 +15,7 @@ from regard.console import Progress, columns
 from regard.data import ImageDataset, open_source, scan
 from regard.data.tables import natural
 from regard.errors import DataError, counted, did_you_mean
-from regard.setting_groups import ImageData
+from regard.setting_groups import LabelColumnData
 from regard.tasks.images import tell_plan
 from regard.tasks.multilabel.settings import label_names
 
@@ -138,7 +138,7 @@ class LabelDataset(ImageDataset):
 def read_labels(
     data: str | Path,
     progress: Progress,
-    how: ImageData,
+    how: LabelColumnData,
     size: int | tuple[int, ...] | None = None,
     known: LABELS | None = None,
 ) -> LabelDataset:

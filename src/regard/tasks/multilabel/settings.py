@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer, setting
+from regard.setting_groups import Augment, Group, LabelColumnData, NoOptions, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
@@ -27,6 +27,7 @@ class Config(ImageRunConfig):
     """Everything that decides a run with several labels."""
 
     task_name: ClassVar[str] = "multilabel"
+    data: LabelColumnData = field(default_factory=LabelColumnData)
     transfer: Transfer = field(default_factory=Transfer)
     augment: Augment = field(default_factory=Augment)
     task: Options = field(default_factory=Options)
@@ -48,7 +49,7 @@ RESERVED = {"name", "fold", "patient"}
 """Columns of predictions.csv."""
 
 
-def label_names(data: ImageData) -> tuple[str, ...]:
+def label_names(data: LabelColumnData) -> tuple[str, ...]:
     """The columns of the labels, in order."""
     names = tuple(name.strip() for name in (data.label_column or "").split(","))
     if not all(names) or len(set(names)) < len(names) or len(names) < 2:

@@ -163,6 +163,10 @@ class Task(ImageTask):
         return read_labels(data, progress, config.data, config.model.fields().get("size"), predictor.labels)
 
     @classmethod
+    def overview(cls, figures: Sequence[str]) -> Sequence[str]:
+        return [name for name in figures if name.startswith("auroc_")] or figures[:1]
+
+    @classmethod
     def compare(
         cls, first: Sequence[Mapping[str, str]], second: Sequence[Mapping[str, str]], data: dict[str, Any]
     ) -> dict[str, Comparison]:

@@ -18,6 +18,7 @@ class ObjectTransfer(Group):
         None,
         "Start from these weights: a file of any public format, or a run. The model is inferred from it.",
         common=True,
+        weights="--from",
     )
     backbone_rate: float | None = setting(
         None, "Factor on the learning rate of the ResNet. Default: 0.1 with --from, else 1.", above=0, most=10

@@ -18,14 +18,10 @@ class Options(Group):
     mask: float = setting(
         0.75, "Share of each image's patches that is hidden and has to be filled in.", below=1, common=True
     )
-    decoder_width: int = setting(
-        512, "Embedding dimension of the decoder, which is not used afterwards.", least=1, common=True
-    )
-    decoder_depth: int = setting(8, "Number of decoder blocks.", least=1, common=True)
-    decoder_heads: int = setting(16, "Attention heads of the decoder.", least=1, common=True)
-    normalise: bool = setting(
-        True, "Predict pixels normalised by the mean and deviation of their own patch.", common=True
-    )
+    decoder_width: int = setting(512, "Embedding dimension of the decoder, which is not used afterwards.", least=1)
+    decoder_depth: int = setting(8, "Number of decoder blocks.", least=1)
+    decoder_heads: int = setting(16, "Attention heads of the decoder.", least=1)
+    normalise: bool = setting(True, "Predict pixels normalised by the mean and deviation of their own patch.")
 
 
 @dataclass(frozen=True)

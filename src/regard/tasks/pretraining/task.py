@@ -16,7 +16,7 @@ from regard.networks.base import Network
 from regard.networks.mae.config import MAEConfig
 from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
-from regard.setting_groups import Augment
+from regard.setting_groups import Variation
 from regard.task import Choice
 from regard.tasks.image_predictor import ImagePredictor
 from regard.tasks.images import ImageTask
@@ -80,7 +80,7 @@ class Task(ImageTask):
 
     def augmenter(self) -> Augmenter:
         crops, prepared = self.config.augment, self.preparation
-        augment = Augment(crop=crops.crop, flip=crops.flip)
+        augment = Variation(crop=crops.crop, flip=crops.flip)
         return Masker(augment, self.config.general.seed, prepared.mean, prepared.std, self.model.patches)
 
     def validate(self, model: nn.Module, loader: Loader, tick: Any, world: World) -> dict[str, float]:

@@ -15,7 +15,6 @@ from regard.console import Progress, columns
 from regard.data import ImageDataset
 from regard.setting_groups import ImageData
 from regard.tasks.image_columns import open_columns, read_columns, refuse_values
-from regard.tasks.images import refuse_labels
 
 
 @dataclass
@@ -69,7 +68,6 @@ def read_numbers(
     size: int | tuple[int, ...] | None = None,
 ) -> NumberDataset:
     """Read every image once, and the numbers of the named columns; `size` is that of volumes, if it is given."""
-    refuse_labels(how, "name the numbers by --column")
     source = open_columns(data, names, how, size, "numbers", "path and numbers")
     values = np.array([[_number(text) for text in source.columns[name]] for name in names]).T
     wrong = [(n, names[place]) for n, place in np.argwhere(~np.isfinite(values)).tolist()]

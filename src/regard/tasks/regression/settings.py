@@ -12,6 +12,8 @@ from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
+HELP = {"target": "numbers: --column"}
+
 
 @dataclass(frozen=True)
 class NumberData(ImageData):
@@ -39,7 +41,7 @@ class NumberData(ImageData):
 class Options(Group):
     title: ClassVar[str] = "regression"
     loss: Literal["huber", "squared"] = setting(
-        "huber", "Huber loss, which outliers move less, or squared error; of standardised numbers.", common=True
+        "huber", "Huber loss, which outliers move less, or squared error; of standardised numbers."
     )
     huber_delta: float = setting(1.0, "Where the Huber loss becomes linear, in standard deviations.", least=1e-6)
 

@@ -16,7 +16,6 @@ from regard.data import ImageDataset
 from regard.errors import DataError
 from regard.metrics import kaplan_meier
 from regard.tasks.image_columns import open_columns, read_columns, refuse_values
-from regard.tasks.images import refuse_labels
 from regard.tasks.survival.settings import SubjectData
 
 EVENTS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
@@ -124,7 +123,6 @@ def read_subjects(
 ) -> SubjectDataset:
     """Read every image once, and the time, event and clinical columns; `size` is that of volumes, if it is given."""
     how.require_columns()
-    refuse_labels(how, "name the outcome by --time and --event")
     names = (how.time, how.event, *how.clinical_columns)
     source = open_columns(data, names, how, size, "times", "path, time and event")
     time = np.array([_time(text) for text in source.columns[how.time]])

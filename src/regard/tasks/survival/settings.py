@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer, setting
+from regard.setting_groups import Group, ImageData, NoOptions, Transfer, Variation, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 BINS = 10
+HELP = {"target": "survival: --time and --event"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class SubjectData(ImageData):
         opens=True,
     )
     event: str = setting(
-        "", "Column that says whether the event was seen: 1 or true; 0 or false if censored.", opens=True
+        "",
+        "Column that says whether the event was seen: 1 or true; 0 or false if censored.",
+        common=True,
+        opens=True,
     )
     clinical: str | None = setting(
         None, "Columns joined to the image's features, separated by commas: age,sex.", opens=True
@@ -51,7 +55,7 @@ class SubjectData(ImageData):
 class Options(Group):
     title: ClassVar[str] = "survival"
     loss: Literal["cox", "discrete"] = setting(
-        "cox", "Cox's partial likelihood (proportional hazards), or hazards of discrete intervals of time.", common=True
+        "cox", "Cox's partial likelihood (proportional hazards), or hazards of discrete intervals of time."
     )
     ties: Literal["efron", "breslow"] | None = setting(
         None, "cox: how events at one time are counted. Default: Efron's way, which is the more exact."
@@ -80,15 +84,11 @@ class Config(ImageRunConfig):
     task_name: ClassVar[str] = "survival"
     data: SubjectData = field(default_factory=SubjectData)
     transfer: Transfer = field(default_factory=Transfer)
-    augment: Augment = field(default_factory=Augment)
+    augment: Variation = field(default_factory=Variation)
     task: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("mixup", "cutmix", "mixup_off"):
-            if getattr(self.augment, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{name}: a mixture of two subjects has no time of its event", do=f"leave {flag} out")
         if self.task.loss == "cox" and self.optim.accumulate > 1:
             raise ConfigError(
                 "accumulate would cut the risk sets of Cox's loss into those of each batch",

@@ -16,6 +16,11 @@ from regard.settings import RunConfig
 LARGE = 300_000  # pairs
 DECIMALS = {"bleu": 2, "chrf": 2}
 """Of figures from 0 to 100, as they are printed."""
+HELP = {
+    "run": "the folder of an Opus-MT model",
+    "inputs": "For translation: sentences, text files (one sentence per line; a word without spaces that looks like a "
+    "path must be one), or - for what is piped in.",
+}
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,10 @@ class TextData(Data):
         "WordPiece vocab.txt, a tokenizer.json, a SentencePiece .model.",
     )
     vocabulary: int = setting(
-        8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1, common=True
+        8000, "Largest number of tokens, of both languages together, or of each if not joint.", least=1
     )
     joint: bool = setting(True, "One vocabulary for both languages.")
-    batch_tokens: int = setting(
-        4096, "Tokens per batch on either side, padding counted, over all processes.", least=1, common=True
-    )
+    batch_tokens: int = setting(4096, "Tokens per batch on either side, padding counted, over all processes.", least=1)
     max_length: int = setting(256, "Pairs with more tokens on a side are not trained on; they are counted.", least=1)
 
 
@@ -52,7 +55,10 @@ class Transfer(Group):
 
     title: ClassVar[str] = "fine-tuning"
     weights: str | None = setting(
-        None, "Start from these weights: a run, or a folder with a Marian model. They decide the network.", common=True
+        None,
+        "Start from these weights: a run, or a folder with a Marian model. They decide the network.",
+        common=True,
+        weights="--from",
     )
 
 
