@@ -14,7 +14,7 @@ import pytest
 from regard.data import ImageDataset, open_source, scan
 from regard.data.volumes.survey import Facts, Wanted, choose_plan
 from regard.errors import ConfigError, DataError
-from regard.setting_groups import ImageData
+from regard.setting_groups import LabelData
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
 
 
@@ -43,7 +43,7 @@ def subjects(folder: Path, count: int = 4) -> Path:
 
 
 def read(path: Path, size: Any = None, **how: Any) -> ImageDataset:
-    return scan(open_source(path, how=ImageData(**how), size=size))
+    return scan(open_source(path, how=LabelData(**how), size=size))
 
 
 def test_columns_of_paths_are_channels_on_the_grid_of_the_first(tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
 def test_settings_that_fit_nothing_are_refused(tmp_path: Path) -> None:
     path = subjects(tmp_path, 2)
     with pytest.raises(DataError, match="no scan called 'flaire'") as caught:
-        open_source(path, how=ImageData(scans="t1,flaire"))
+        open_source(path, how=LabelData(scans="t1,flaire"))
     assert "did you mean flair" in str(caught.value)
     with pytest.raises(ConfigError, match="does not fit a volume"):
-        open_source(path, how=ImageData(spacing=(1.0, 1.0)))
+        open_source(path, how=LabelData(spacing=(1.0, 1.0)))
     with pytest.raises(DataError, match="no column for the label"):
         open_source(table(tmp_path / "bare.csv", ("t1",), [("s0_t1.nii.gz",)]))
 
