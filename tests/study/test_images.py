@@ -1,5 +1,6 @@
 """Studies of claims about image networks, against arithmetic by hand."""
 
+import shutil
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from regard.study.images import norm_study, receptive_field_study, resolution_st
 from regard.study.images.norms import TokenBatchNorm, with_batch_norm
 from regard.study.images.receptive import receptive_fields
 from regard.study.images.shifts import answers_kept, shift_error
+from regard.weights import Run
 
 
 def test_a_circular_convolution_commutes_with_shifts_and_a_vit_with_positions_does_not():
@@ -79,6 +81,22 @@ def test_accuracy_over_test_size(run_folder, tmp_path):
     assert finding.rows[1]["accuracy"] < finding.rows[0]["accuracy"]
     assert finding.rows[1]["tuned"] > finding.rows[1]["accuracy"], "fine-tuning there helps"
     assert (tmp_path / "s" / "study.svg").is_file()
+
+
+def test_runs_of_one_name_do_not_share_a_folder(run_folder, tmp_path, monkeypatch):
+    names = ("accuracy", "low", "high", "tuned", "tuned_low", "tuned_high", "n")
+    monkeypatch.setattr("regard.study.images.resolution._at", lambda *_: dict.fromkeys(names, 0.5))
+    for parent in ("a", "b"):
+        shutil.copytree(run_folder, tmp_path / parent / "m")
+    given: dict[str, Any] = {"sizes": (8,), "out": tmp_path / "s", "quiet": True}
+    resolution_study(tmp_path / "a" / "m", "digits", **given)
+    resolution_study(tmp_path / "b" / "m", "digits", **given)  # the same weights: the same study
+    best = Run(tmp_path / "b" / "m").checkpoint()
+    data = bytearray(best.read_bytes())
+    data[-4] ^= 1  # the lowest bit of the last weight
+    best.write_bytes(data)
+    with pytest.raises(RunError, match="its weights differ"):
+        resolution_study(tmp_path / "b" / "m", "digits", **given)
 
 
 def test_shifts_of_a_run_and_what_is_refused(run_folder, tmp_path, cli):
