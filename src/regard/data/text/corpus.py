@@ -51,6 +51,7 @@ class TextDataset:
     """First words of sources that ask for something, such as a language; tokenizers never split them."""
 
     path: str = ""
+    """As it was given, if a task opened it."""
     samples_word: ClassVar[str] = "pairs"
     whole_tests: ClassVar[bool] = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,7 +73,7 @@ class Task(BaseTask):
 
     @classmethod
     def open(cls, data: str | Path, config: Any, progress: Progress) -> TextDataset:
-        return open_pairs(data, config.data.source, config.data.target)
+        return replace(open_pairs(data, config.data.source, config.data.target), path=str(data))
 
     @classmethod
     def start(cls, config: Any, model: str | None, dataset: Any) -> TextStart | None:
