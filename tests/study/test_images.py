@@ -99,6 +99,29 @@ def test_runs_of_one_name_do_not_share_a_folder(run_folder, tmp_path, monkeypatc
         resolution_study(tmp_path / "b" / "m", "digits", **given)
 
 
+def test_runs_of_one_name_are_two_networks_in_the_study_of_shifts(run_folder, tmp_path):
+    for parent in ("a", "b"):
+        shutil.copytree(run_folder, tmp_path / parent / "m")
+    finding = shift_study([tmp_path / "a" / "m", tmp_path / "b" / "m"], shifts=(1,), out=tmp_path / "s", quiet=True)
+    assert [row["network"] for row in finding.rows] == ["a-m", "b-m"]
+    assert [line.split(":")[0] for line in finding.summary()] == ["a-m", "b-m"]
+
+
+def test_no_study_writes_into_a_folder_of_another(run_folder, tmp_path):
+    receptive_field_study(("vit_nano",), size=16, images=1, out=tmp_path / "s", quiet=True)
+    held = (tmp_path / "s" / "study.md").read_text()
+    with pytest.raises(RunError, match="its kind"):
+        shift_study([run_folder], shifts=(1,), out=tmp_path / "s", quiet=True)
+    with pytest.raises(RunError, match="its models"):
+        receptive_field_study(("mlp_nano",), size=16, images=1, out=tmp_path / "s", quiet=True)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "notes.txt").write_text("mine")
+    for study in (receptive_field_study, lambda **given: shift_study([run_folder], **given)):
+        with pytest.raises(RunError, match="holds no study"):
+            study(out=tmp_path / "t", quiet=True)
+    assert (tmp_path / "s" / "study.md").read_text() == held
+
+
 def test_shifts_of_a_run_and_what_is_refused(run_folder, tmp_path, cli):
     finding = shift_study([run_folder], shifts=(1, 2), out=tmp_path / "s", quiet=True)
     assert [row["shift"] for row in finding.rows] == [1, 2]
@@ -114,5 +137,5 @@ def test_shifts_of_a_run_and_what_is_refused(run_folder, tmp_path, cli):
     )
     assert code == 0
     assert "vit_nano: one place sees 100.0%" in out
-    with pytest.raises(RunError, match="holds no study"):
+    with pytest.raises(RunError, match="the study there is another: its kind"):
         resolution_study(run_folder, "digits", (8,), out=tmp_path / "s", quiet=True)

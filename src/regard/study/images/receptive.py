@@ -19,6 +19,7 @@ from regard.drawing import COLOURS, canvas, dress
 from regard.errors import ConfigError
 from regard.explain.inspect import hooked
 from regard.study.images.finding import Finding
+from regard.study.keep import keep_plan
 
 MODELS = ("vit_nano", "swin_nano", "resnet_nano")
 
@@ -77,7 +78,8 @@ def receptive_field_study(
     quiet: bool = False,
 ) -> Finding:  # fmt: skip
     """Networks with random weights, on random images: what the architecture allows, before any training."""
-    rows, progress = list[dict[str, Any]](), Progress(quiet)
+    rows, progress, place = list[dict[str, Any]](), Progress(quiet), Path(out).expanduser()
+    keep_plan(place, {"kind": "receptive-field", "models": list(models), "size": size, "images": images})
     for name in models:
         torch.manual_seed(0)
         model = registry.build(name, size=(size, size), classes=2)
@@ -93,7 +95,7 @@ def receptive_field_study(
         rows,
         _sentences(rows, models),
         lambda: _draw(rows, models),
-        Path(out),
+        place,
     )
     finding.write()
     return finding
