@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 import regard
-from regard.errors import RunError
+from regard.errors import ConfigError, RunError
+from regard.explain.inspect import hooked
+from regard.explain.inspection import inspect_model
 from regard.study.images import norm_study, receptive_field_study, resolution_study, shift_study
 from regard.study.images.norms import TokenBatchNorm, with_batch_norm
-from regard.study.images.receptive import receptive_fields
+from regard.study.images.receptive import _normalise, attention_distances, receptive_fields
 from regard.study.images.shifts import answers_kept, shift_error
 from regard.weights import Run
 
@@ -52,6 +54,43 @@ def test_one_attention_layer_sees_everything_and_a_resnet_block_does_not(tmp_pat
     assert first["resnet_nano"] < 0.1
     assert (tmp_path / "s" / "study.png").stat().st_size > 5000
     assert "all of it from block 1 on" in (tmp_path / "s" / "study.md").read_text()
+
+
+def test_statistics_of_a_group_norm_do_not_widen_the_field():
+    """They depend on all pixels: without this, a convolution of 3 × 3 would see everything, as BiT after one block."""
+    conv, norm = nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4)
+    nn.init.normal_(norm.weight)
+    model, x = nn.Sequential(conv, norm), torch.rand(2, 3, 16, 16)
+    assert [field.reached for field in receptive_fields(model, [norm], x, channels_last=False)] == [9 / 256]
+    kept = []
+    with hooked([(norm, lambda *given: kept.append((given[-1], _normalise(norm, *given[1:]))))]):
+        model(x)
+    torch.testing.assert_close(*kept[0])
+    assert not norm._forward_hooks
+
+
+def test_attention_distance_is_that_of_regard_inspect(tmp_path, monkeypatch):
+    x = torch.rand(2, 3, 32, 32)
+    for name in ("vit_nano", "swin_nano"):
+        model = regard.create(name, classes=2, size=32)
+        found = inspect_model(model, x).distance
+        assert found is not None
+        assert attention_distances(model, x) == pytest.approx([float(heads.mean()) for heads in found])
+    drawn = []
+    monkeypatch.setattr("regard.study.images.finding.save", lambda figure, path: drawn.append(figure))
+    finding = receptive_field_study(("swin_nano", "resnet_nano"), size=32, images=2, out=tmp_path / "s", quiet=True)
+    swin, resnet = ([row for row in finding.rows if row["network"] == name] for name in ("swin_nano", "resnet_nano"))
+    assert all(row["attention_distance"] is None for row in resnet)
+    right = drawn[0].axes[1]
+    dashed = [list(line.get_ydata()) for line in right.lines if line.get_linestyle() == "--" and len(line.get_ydata())]
+    assert dashed == [[row["attention_distance"] for row in swin]]
+    assert "; mean attention distance" in finding.summary()[0]
+    assert "attention" not in finding.summary()[1]
+
+
+def test_what_has_no_places_has_no_receptive_field(tmp_path):
+    with pytest.raises(ConfigError, match="has no blocks whose outputs have places"):
+        receptive_field_study(("mlp_nano",), size=16, images=1, out=tmp_path / "s", quiet=True)
 
 
 def test_batch_norm_of_tokens_by_hand():
