@@ -166,6 +166,8 @@ def _draw(rows: list[dict[str, Any]], models: Sequence[str]) -> Any:
     right.plot([], [], "s--", color=GREY, markersize=4, label="attention of this block")
     right.set_ylim(0, 1.3 * right.get_ylim()[1])  # room for the legend
     right.legend(frameon=False, fontsize=8, loc="upper left")
+    for ax in (left, right):
+        ax.xaxis.get_major_locator().set_params(integer=True)
     dress(left, "blocks", "pixels with influence on one place (%)")
     dress(right, "blocks", "mean distance (pixels)")
     return figure
