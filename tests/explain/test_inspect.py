@@ -158,10 +158,9 @@ def assert_bias_tables_are_drawn(figure, tables):
     """One tile per layer and head, with the numbers of the table; of volumes the middle plane of offsets."""
     (ax,) = (ax for ax in figure.axes if ax.get_title().startswith("relative position bias"))
     picture = np.ma.filled(ax.images[0].get_array(), np.nan)
-    heads = max(map(len, tables))
+    heads, (height, width) = max(map(len, tables)), tables[0].shape[-2:]
     for layer, table in enumerate(tables):
         planes = table if table.ndim == 3 else table[:, table.shape[1] // 2]
-        height, width = planes.shape[1:]
         rows = picture[layer * (height + 1) :][:height]
         for head in range(heads):
             tile = rows[:, head * (width + 1) :][:, :width]
