@@ -3,6 +3,7 @@
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,7 +134,7 @@ def test_bias_tables_are_by_offset():
 @pytest.mark.parametrize(
     ("name", "size"), [("swin_nano", (16, 24)), ("swin_nano", (13, 9)), ("swin3d_nano", (16, 24, 13))]
 )
-def test_swin_is_inspected_stage_by_stage(name, size, tmp_path):
+def test_swin_is_inspected_stage_by_stage(name, size, tmp_path, monkeypatch):
     model = regard.create(name, classes=2, size=size)
     images = torch.rand(3, model.config.channels, *size)
     found = inspect_model(model, images)
@@ -147,6 +148,27 @@ def test_swin_is_inspected_stage_by_stage(name, size, tmp_path):
     assert all(0 < float(layer.max()) < diagonal for layer in found.distance), "nobody looks out of its window"
     assert "uniform" in found.describe()
     assert found.save(tmp_path / "a.png").stat().st_size > 5000
+    drawn = []
+    monkeypatch.setattr("regard.explain.inspect_draw.save", lambda figure, path: drawn.append(figure))
+    found.save(tmp_path / "b.png")
+    assert_bias_tables_are_drawn(drawn[0], found.biases)
+
+
+def assert_bias_tables_are_drawn(figure, tables):
+    """One tile per layer and head, with the numbers of the table; of volumes the middle plane of offsets."""
+    (ax,) = (ax for ax in figure.axes if ax.get_title().startswith("relative position bias"))
+    picture = np.ma.filled(ax.images[0].get_array(), np.nan)
+    heads, (height, width) = max(map(len, tables)), tables[0].shape[-2:]
+    for layer, table in enumerate(tables):
+        planes = table if table.ndim == 3 else table[:, table.shape[1] // 2]
+        rows = picture[layer * (height + 1) :][:height]
+        for head in range(heads):
+            tile = rows[:, head * (width + 1) :][:, :width]
+            if head < len(planes):
+                np.testing.assert_allclose(tile, planes[head].numpy())
+            else:
+                assert np.isnan(tile).all()
+    assert picture.shape == (len(tables) * (height + 1) - 1, heads * (width + 1) - 1)
 
 
 def test_test_time_registers_are_refused_for_swin():

@@ -79,6 +79,17 @@ def test_it_resumes_and_stops_in_time(made, data, monkeypatch):
         ablation(data, seeds=1, out=made.out, quiet=True, **{**TINY, "steps": 3})
 
 
+def test_changed_data_is_refused_and_the_same_by_another_path_is_not(tmp_path, monkeypatch):
+    write_pairs(tmp_path / "data", 120)
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"seeds": 1, "out": tmp_path / "study", "quiet": True, "minutes": -1.0} | TINY
+    ablation("data", (), **given)
+    ablation("./data", (), **given)
+    (tmp_path / "data" / "test.de").write_text("neun\n" * 30)
+    with pytest.raises(RunError, match="its data differ"):
+        ablation("data", (), **given)
+
+
 def test_differences_are_per_seed_and_doubtful_ones_say_so():
     values = {"base": (10.0, 12.0, 14.0), "a": (9.0, 11.1, 12.9), "b": (9.0, 14.0, 13.0)}
     rows = [{"arm": arm, "seed": n, "perplexity": v, "bleu": v} for arm, of in values.items() for n, v in enumerate(of)]

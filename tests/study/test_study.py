@@ -13,8 +13,10 @@ import regard
 from regard import api
 from regard.errors import ConfigError, DivergedError, RunError
 from regard.study import Result, Study, data_size, norm, positions, run_study
+from regard.study.design import BLEU, PERPLEXITY
 from regard.study.result import Gap, compare, crossing
 from regard.weights import Run
+from tests.conftest import settings_of, write_pairs
 from tests.loading import load_classifier
 
 TINY: dict[str, Any] = {"steps": 2, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
@@ -170,6 +172,65 @@ def test_positions_and_norms_are_studied_with_the_same_machinery(tmp_path):
     result = run_study(norm("digits", seeds=1, out=tmp_path / "n", **TINY), quiet=True)
     assert [row["arm"] for row in result.rows] == ["pre", "post"]
     assert load_classifier(tmp_path / "n" / "runs" / "post-all-0", device="cpu").model.config.norm == "post"
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory):
+    """A Transformer and an LSTM with attention on two nested numbers of pairs."""
+    root = tmp_path_factory.mktemp("translated")
+    settings = {"width": 16, "depth": 1, "vocabulary": 280, "steps": 2, "device": "cpu"}
+    plan = data_size(write_pairs(root / "pairs", 200), sizes=(20, 60), seeds=2, out=root / "study", **settings)
+    return run_study(plan, quiet=True)
+
+
+def test_pairs_of_sentences_are_studied_by_bleu_and_perplexity(translated):
+    out, rows = translated.study.out, translated.rows
+    assert [(row["arm"], row["images"]) for row in rows[:4]] == [
+        (arm, n) for n in (20, 60) for arm in ("transformer_nano", "rnn_nano")
+    ]
+    for row in rows:
+        figures = Run(out / row["run"]).read_json("summary.json")["figures"]
+        assert (row["bleu"], row["perplexity"]) == (figures["bleu"]["value"], figures["perplexity"]["value"])
+    small, large = (split_of(Run(out / f"runs/rnn_nano-{size}-0")) for size in (20, 60))
+    assert (len(small["train"]), len(large["train"])) == (20, 60)
+    assert small["train"] < large["train"]
+    assert small["train"] == split_of(Run(out / "runs/transformer_nano-20-0"))["train"]
+    assert small["train"] != split_of(Run(out / "runs/rnn_nano-20-1"))["train"]
+    assert (small["val"], small["test"]) == (large["val"], large["test"])
+    assert {settings_of(out / row["run"])["batch_tokens"]["value"] for row in rows} == {4096}
+    text = (out / "study.md").read_text()
+    assert "| | training pairs | test BLEU, mean | deviation over seeds | test perplexity, mean |" in text
+    assert "images" not in text
+    assert "accuracy" not in text
+    with (out / "study.csv").open() as file:
+        assert [int(row["pairs"]) for row in csv.DictReader(file)] == [row["images"] for row in rows]
+
+
+@pytest.mark.whole_runs
+def test_the_figure_of_sentences_has_a_panel_per_measure(translated):
+    translated.write()
+    drawn = (translated.study.out / "study.svg").read_text()
+    assert all(f"{word}" in drawn for word in ("test BLEU", "test perplexity", "training pairs (log scale)"))
+
+
+def test_less_perplexity_is_ahead():
+    gaps = [Gap(10, 4.0, 0.1, 5), Gap(100, 2.0, 0.1, 5)]
+    line = compare("a", "b", gaps, PERPLEXITY, "pairs")
+    assert line.startswith("b is ahead of a at every size from 10 to 100 pairs, by 2.0 to 4.0 of perplexity")
+    assert compare("a", "b", gaps[:1], BLEU, "pairs") == "a is ahead of b by 4.0 ± 0.1 BLEU."
+
+
+def test_norms_and_positions_of_a_translator(tmp_path, cli):
+    data = write_pairs(tmp_path / "pairs", 120)
+    settings = ("--width", "16", "--depth", "1", "--vocabulary", "280", "--steps", "2", "--seeds", "1", "--quiet")
+    code, out, err = cli("study", "norm", data, *settings, "--out", tmp_path / "n", "--device", "cpu")
+    assert code == 0, err
+    assert "perplexity" in out
+    assert [row["arm"] for row in Run(tmp_path / "n").read_rows("study.csv")] == ["pre", "post"]
+    assert settings_of(tmp_path / "n" / "runs" / "pre-all-0")["norm"]["value"] == "pre"
+    assert list(positions(data).arms) == ["sinusoidal", "learned"]
+    with pytest.raises(ConfigError, match="there are 60 training pairs"):
+        run_study(data_size(data, sizes=(20, 600), seeds=1, out=tmp_path / "d"), quiet=True)
 
 
 def test_a_run_that_diverges_is_counted_not_hidden(tmp_path, monkeypatch):

@@ -165,6 +165,21 @@ def test_smaller_tables_of_small_grids_both_ways(tmp_path):
     assert_equal(load_file(tmp_path / "back.safetensors"), written)
 
 
+@pytest.mark.parametrize(
+    ("size", "depths", "stages"),
+    [((40, 56), (2, 2), "stages 1, 2"), ((48, 60), (1, 2), "stage 2"), ((48, 48), (2, 2), ""), ((40, 56), (1, 1), "")],
+)
+def test_sizes_at_which_timm_answers_differently_are_said(size, depths, stages, tmp_path):
+    """`test_timm_rolls_before_it_pads` shows that it does."""
+    save_own(
+        Swin(SwinConfig(size=size, width=8, depths=depths, heads=(2, 4), window=(3, 3))), tmp_path / "o.safetensors"
+    )
+    _, notes = convert(tmp_path / "o.safetensors", tmp_path / "theirs.safetensors", to="timm")
+    said = [note for note in notes if "timm answers differently" in note]
+    assert len(said) == bool(stages)
+    assert all(f"windows of {stages} need padding" in note for note in said)
+
+
 def test_another_window_resamples_the_tables_and_says_so(tmp_path):
     theirs = reference()
     theirs.save_pretrained(tmp_path / "hf")

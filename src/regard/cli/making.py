@@ -224,8 +224,11 @@ transfer DATA…: pre-training, and what it brings on other data."""
         "kind", choices=("data-size", "positions", "norm", "ablation", "attention"), help="What to compare."
     )
     parser.add_argument("data", nargs="?", default="", help="Data as for train; none for attention.")
-    parser.add_argument("--models", help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano.")
-    parser.add_argument("--sizes", help="Numbers of training images, separated by commas.")
+    parser.add_argument(
+        "--models",
+        help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano or transformer_nano,rnn_nano.",
+    )
+    parser.add_argument("--sizes", help="Numbers of training images, or pairs, separated by commas.")
     parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
     parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time (default: 1).")
     parser.add_argument("--quick", action=Switch, help="attention: a small form of it, in seconds.")
@@ -252,16 +255,17 @@ transfer DATA…: pre-training, and what it brings on other data."""
     if kind == "data-size":
         if "model" in given:
             raise ConfigError("this study compares models", do="give --models instead of --model")
-        plan = study.data_size(data, tuple((models or "vit_nano,resnet_nano").split(",")), **settings)
+        plan = study.data_size(data, _words(models or ""), **settings)
     else:
         if models:
             raise ConfigError("--models is for `regard study data-size`", do="leave it out")
         plan = {"positions": study.positions, "norm": study.norm}[kind](data, **settings)
     result = study.run_study(plan, jobs=jobs, quiet=quiet)
-    print(columns((kind, "images", "accuracy", "deviation", "seeds"), [
-        (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
-        for p in result.points
-    ]))  # fmt: skip
+    for measure in plan.measures:
+        print(columns((kind, plan.samples, measure.key, "deviation", "seeds"), [
+            (p.arm, f"{p.images:,}", f"{p.mean:.4f}", "–" if p.deviation is None else f"{p.deviation:.4f}", p.seeds)
+            for p in result.points_by(measure)
+        ]))  # fmt: skip
     print(*result.summary(), sep="\n")
     print(plan.out / "study.md")
 

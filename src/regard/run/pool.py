@@ -31,8 +31,8 @@ def each(
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
     # As arrays: torch would send each tensor as an open file, of which a process may have only few.
-    images = {number: image.numpy() for number, image in dataset.cache.items()}
-    light = replace(dataset, cache={})
+    images = {number: image.numpy() for number, image in getattr(dataset, "cache", {}).items()}
+    light = replace(dataset, cache={}) if images else dataset
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (threads, light, images))
     try:
         futures = {pool.submit(_in_worker, work, item): item for item in items}
@@ -50,7 +50,8 @@ def _start_worker(threads: int, dataset: Any, images: dict[int, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    dataset.cache = {number: torch.from_numpy(image) for number, image in images.items()}
+    if images:
+        dataset.cache = {number: torch.from_numpy(image) for number, image in images.items()}
     _DATASETS.append(dataset)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from regard import api, registry, tasks
 from regard.console import Progress, time_left
+from regard.data.text import TextDataset
 from regard.drawing import COLOURS, GREY, canvas, dress, style
 from regard.errors import ConfigError, DivergedError, did_you_mean
 from regard.run.settle import check_settings
@@ -199,7 +200,10 @@ def ablation(
         for name in fields.keys() & settings.keys() - {"heads", "dropout", "label_smoothing"}:
             raise ConfigError(f"{name} is what this study compares", do=f"leave --{name.replace('_', '-')} out")
         check_settings(tasks.choose(str(data), settings | fields)[0], settings | fields)
-    keep_plan(place, {"kind": "ablation", "data": str(data), "settings": settings})
+    scan = api.check(data, quiet=quiet, **{name: settings[name] for name in ("source", "target") if name in settings})
+    if not isinstance(scan, TextDataset):
+        raise ConfigError("an ablation is of translators: it needs parallel text", where=data)
+    keep_plan(place, {"kind": "ablation", "data": scan.fingerprint(), "settings": settings})
     trials = [(arm, seed) for seed in range(seeds) for arm in arms]
     failed, made = dict[str, str](), 0
     waiting = [trial for trial in trials if not _folder(place, *trial).joinpath("report.html").is_file()]
@@ -211,7 +215,7 @@ def ablation(
                 break
             try:
                 own: dict[str, Any] = settings | arms[arm] | {"seed": seed, "out": _folder(place, arm, seed)}
-                run: Run = api.train(data, quiet=True, resume=True, **own)
+                run: Run = api.train(data, quiet=True, resume=True, dataset=scan, **own)
                 figures = run.read_json("summary.json")["figures"]
                 said = ", ".join(f"{figure} {figures[figure]['value']:.2f}" for figure in FIGURES)
             except DivergedError as error:

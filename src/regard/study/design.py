@@ -1,15 +1,44 @@
-"""A study's design: its arms, numbers of training images and seeds, as a list of runs."""
+"""A study's design: its arms, numbers of training images (or pairs of sentences) and seeds, as a list of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from regard import registry, tasks
 from regard.errors import ConfigError
 from regard.run.settle import check_settings
+
+
+class Measure(NamedTuple):
+    """A test figure that a study compares, and how it is written.
+
+    >>> print(ACCURACY.text(0.5), BLEU.text(3.25))
+    50.00 % 3.25
+    """
+
+    key: str
+    name: str
+    unit: str = "points"
+    """Of a difference."""
+    scale: float = 100.0
+    lower: bool = False
+    """Whether less is better."""
+
+    def text(self, value: float) -> str:
+        return f"{self.scale * value:.2f}{' %' * (self.scale == 100)}"
+
+    @property
+    def axis(self) -> str:
+        return self.name + " (%)" * (self.scale == 100)
+
+
+ACCURACY = Measure("accuracy", "test accuracy")
+BLEU = Measure("bleu", "test BLEU", "BLEU", 1.0)
+PERPLEXITY = Measure("perplexity", "test perplexity", "of perplexity", 1.0, lower=True)
 
 
 @dataclass(frozen=True)
@@ -18,9 +47,10 @@ class Trial:
 
     arm: str
     images: int | None
-    """Number of training images; None: all."""
+    """Number of training images, or pairs of sentences; None: all."""
     seed: int
     settings: dict[str, Any]
+    samples: str = "images"
 
     @property
     def name(self) -> str:
@@ -28,7 +58,10 @@ class Trial:
         return f"{self.arm}-{self.images or 'all'}-{self.seed}"
 
     def __str__(self) -> str:
-        return f"{self.arm}, {f'{self.images:,}' if self.images else 'all'} images, seed {self.seed}"
+        return f"{self.arm}, {f'{self.images:,}' if self.images else 'all'} {self.samples}, seed {self.seed}"
+
+
+MODELS = {"images": ("vit_nano", "resnet_nano"), "pairs": ("transformer_nano", "rnn_nano")}
 
 
 @dataclass(frozen=True)
@@ -42,7 +75,7 @@ class Study:
     seeds: int
     out: Path
     sizes: tuple[int, ...] = ()
-    """Numbers of training images; empty: all images."""
+    """Numbers of training images or pairs; empty: all."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of `regard train` that all runs share."""
     command: Literal["train", "pretrain"] = "train"
@@ -53,7 +86,7 @@ class Study:
             raise ConfigError(f"seeds={self.seeds} must be at least 1", do="3 or more show the noise")
         if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=1) < 1:
             raise ConfigError(f"sizes={self.sizes} do not rise", do="give whole numbers in rising order, each once")
-        for name in ("seed", "images"):
+        for name in ("seed", "images", "pairs"):
             if name in self.settings:
                 raise ConfigError(f"a study sets {name} itself", do="give --seeds and --sizes")
         for fields in self.arms.values():
@@ -61,10 +94,20 @@ class Study:
                 raise ConfigError(f"{name} is what this study compares", do=f"leave --{name} out")
             check_settings(tasks.choose(self.data, self.settings | fields, self.command)[0], self.settings | fields)
 
+    @cached_property
+    def samples(self) -> Literal["images", "pairs"]:
+        """What it draws; the setting with their number is called the same."""
+        return _samples(self.data, self.settings | next(iter(self.arms.values())), self.command)
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What is compared; the first one is the main one."""
+        return (ACCURACY,) if self.samples == "images" else (BLEU, PERPLEXITY)
+
     def trials(self) -> list[Trial]:
         """Ordered by seed, so that a stopped study has complete comparisons."""
         return [
-            Trial(arm, images, seed, self.settings | fields | {"seed": seed, "images": images})
+            Trial(arm, images, seed, self.settings | fields | {"seed": seed, self.samples: images}, self.samples)
             for seed in range(self.seeds)
             for images in self.sizes or (None,)
             for arm, fields in self.arms.items()
@@ -73,14 +116,17 @@ class Study:
 
 def data_size(
     data: str | Path,
-    models: Sequence[str] = ("vit_nano", "resnet_nano"),
+    models: Sequence[str] = (),
     sizes: Sequence[int] = (),
     *,
     seeds: int = 3,
     out: str | Path | None = None,
     **settings: Any,
 ) -> Study:
-    """Test accuracy against the number of training images: the ViT paper's Figures 3 and 4.
+    """Test accuracy against the number of training images, or BLEU and perplexity against that of training pairs.
+
+    Each run trains and tests on the same data; `transfer_size` has the ViT paper's Figures 3 and 4, which pre-train.
+    `models` default to two of about the same size.
 
     >>> study = data_size("digits", ("vit_nano", "mlp_nano"), (100, 200), seeds=2, out="x", steps=500)
     >>> len(study.trials()), str(study.trials()[0])
@@ -88,6 +134,7 @@ def data_size(
     """
     for model in models:
         registry.find(model)
+    models = models or MODELS[_samples(str(data), settings)]
     return Study(
         "data-size", str(data), {m: {"model": m} for m in models}, seeds, _place(out, data, "data-size"), tuple(sizes),
         settings,
@@ -97,8 +144,13 @@ def data_size(
 def positions(
     data: str | Path, sizes: Sequence[int] = (), *, seeds: int = 3, out: str | Path | None = None, **settings: Any
 ) -> Study:
-    """Accuracy by position embeddings: none, learned (1D), axial (2D) or sinusoidal; the ViT paper's Table 8."""
-    arms = {kind: {"positions": kind} for kind in ("learned", "none", "axial", "sinusoidal")}
+    """Accuracy by position embeddings: none, learned (1D), axial (2D) or sinusoidal; the ViT paper's Table 8.
+
+    Of text, learned and sinusoidal ones: the Transformer paper's Table 3, row E.
+    """
+    text = _samples(str(data), settings) == "pairs"
+    kinds = ("sinusoidal", "learned") if text else ("learned", "none", "axial", "sinusoidal")
+    arms = {kind: {"positions": kind} for kind in kinds}
     return Study("positions", str(data), arms, seeds, _place(out, data, "positions"), tuple(sizes), settings)
 
 
@@ -108,6 +160,10 @@ def norm(
     """Pre-norm, as in ViT, compared with post-norm, as in the first Transformer."""
     arms = {kind: {"norm": kind} for kind in ("pre", "post")}
     return Study("norm", str(data), arms, seeds, _place(out, data, "norm"), tuple(sizes), settings)
+
+
+def _samples(data: str, settings: dict[str, Any], command: str = "train") -> Literal["images", "pairs"]:
+    return "pairs" if tasks.choose(data, settings, command)[0].config.takes == "text" else "images"
 
 
 def _place(out: str | Path | None, data: str | Path, kind: str) -> Path:

@@ -9,12 +9,13 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.study.design import Study, Trial
+from regard.report.page import total
+from regard.study.design import ACCURACY, Measure, Study, Trial
 from regard.weights import Run, write_text
 
 
 class Point(NamedTuple):
-    """One arm at one size: test accuracy over seeds."""
+    """One arm at one size: a test figure over seeds."""
 
     arm: str
     images: int
@@ -25,7 +26,7 @@ class Point(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The difference in accuracy between two arms at one size, over the seeds that both have."""
+    """The difference in a figure between two arms at one size, over the seeds that both have."""
 
     images: int
     mean: float
@@ -82,22 +83,30 @@ class Result:
 
     @property
     def points(self) -> list[Point]:
-        """In the order of arms and sizes."""
-        return points_of(self.rows, list(self.study.arms))
+        """Of the main measure, in the order of arms and sizes."""
+        return self.points_by(self.study.measures[0])
 
-    def gaps(self, one: str, other: str) -> list[Gap]:
-        """By size: accuracy of `one` minus that of `other`, per seed. Both have the same images for the same seed."""
-        return gaps_of(self.rows, one, other)
+    def points_by(self, measure: Measure) -> list[Point]:
+        return points_of(self.rows, list(self.study.arms), measure.key)
+
+    def gaps(self, one: str, other: str, measure: Measure | None = None) -> list[Gap]:
+        """By size: the figure of `one` minus that of `other`, per seed. Both have the same images for the same seed."""
+        return gaps_of(self.rows, one, other, (measure or self.study.measures[0]).key)
 
     def summary(self) -> list[str]:
         """The result in sentences: one per pair of arms, and caveats."""
-        lines = [compare(a, b, self.gaps(a, b)) for a, b in itertools.combinations(self.study.arms, 2)]
-        lines = [line for line in lines if line]
+        measures, samples = self.study.measures, self.study.samples
+        lines = [
+            f"{measure.name[0].upper()}{measure.name[1:]}: " * (len(measures) > 1) + said
+            for measure in measures
+            for a, b in itertools.combinations(self.study.arms, 2)
+            if (said := compare(a, b, self.gaps(a, b, measure), measure, samples))
+        ]
         seeds = {point.seeds for point in self.points}
         if seeds and min(seeds) < 3:
             lines.append(f"Some means are of {min(seeds)} seed{'s' * (min(seeds) > 1)} only: take them as a hint.")
-        if any(row["split"] != "test" for row in self.rows):
-            lines.append("There is no test split: accuracies are on validation images, which also chose the weights.")
+        if not all(row["split"].startswith("test") for row in self.rows):
+            lines.append(f"There is no test split: figures are on validation {samples}, which also chose the weights.")
         if self.failed:
             lines.append(f"{len(self.failed)} runs failed and are in no mean: {', '.join(self.failed)}.")
         return lines
@@ -107,21 +116,35 @@ class Result:
         from regard.study.figure import draw
 
         folder, study = Run(self.study.out), self.study
-        folder.write_rows("study.csv", self.rows)
+        folder.write_rows("study.csv", [self._named(row) for row in self.rows])
+        points = {
+            measure.key: [self._named(p._asdict()) for p in self.points_by(measure)] for measure in study.measures
+        }
         folder.write_json("study.json", {
             "kind": study.kind, "data": study.data, "settings": study.settings, "summary": self.summary(),
-            "points": [point._asdict() for point in self.points], "failed": self.failed,
+            "points": points[study.measures[0].key], "points_by_measure": points, "failed": self.failed,
         })  # fmt: skip
         write_text(study.out / "study.md", self.markdown())
         draw(self)
 
+    def _named(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The row with the number of samples under their own name."""
+        return {self.study.samples if name == "images" else name: value for name, value in row.items()}
+
     def markdown(self) -> str:
         """The table and the sentences, for people."""
-        rows = "\n".join(
-            f"| {p.arm} | {p.images:,} | {100 * p.mean:.2f} % | "
-            f"{'–' if p.deviation is None else f'{100 * p.deviation:.2f}'} | {p.seeds} |"
-            for p in self.points
-        )
+        measures, samples = self.study.measures, self.study.samples
+        head = ["", f"training {samples}"]
+        for measure in measures:
+            head += [f"{measure.name}, mean", f"deviation over seeds{', points' * (measure.scale == 100)}"]
+        columns = [[(m, p) for p in self.points_by(m)] for m in measures]
+        table = [[*head, "seeds"], ["---"] * (len(head) + 1)]
+        for cells in zip(*columns, strict=True):
+            first = cells[0][1]
+            said = [word for m, p in cells for word in (m.text(p.mean), _deviation(m, p))]
+            table.append([first.arm, f"{first.images:,}", *said, str(first.seeds)])
+        rows = "\n".join(f"| {' | '.join(cells)} |" for cells in table).replace("|  |", "| |", 1)
+        drawn = ", nested and as many of each class" if samples == "images" else ", nested"
         shared = " ".join(f"--{n.replace('_', '-')} {shlex.quote(str(v))}" for n, v in self.study.settings.items())
         lines = "\n".join(f"- {line}" for line in self.summary())
         seconds = sum(row["seconds"] for row in self.rows)
@@ -129,14 +152,12 @@ class Result:
 
 {lines}
 
-| | training images | test accuracy, mean | deviation over seeds, points | seeds |
-|---|---|---|---|---|
 {rows}
 
-![test accuracy](study.svg)
+![{" and ".join(measure.name for measure in measures)}](study.svg)
 
-All runs share `{shared}`; a seed decides weights, order and which training images are drawn, nested and as many of each
-class. Validation and test images are the same throughout. {len(self.rows)} runs, {seconds:.0f} seconds of training;
+All runs share `{shared}`; a seed decides weights, order and which training {samples} are drawn{drawn}.
+Validation and test {samples} are the same throughout. {len(self.rows)} runs, {seconds:.0f} seconds of training;
 study.csv has a row for each.
 """
 
@@ -148,8 +169,9 @@ def collect(study: Study, trials: list[Trial], failed: dict[str, str]) -> Result
         run = Run(study.out / "runs" / trial.name)
         summary, data = run.read_json("summary.json"), run.read_json("data.json")
         rows.append({
-            "arm": trial.arm, "images": sum(data["counts"]["train"].values()), "seed": trial.seed,
-            "accuracy": summary["figures"]["accuracy"]["value"], "split": summary["split"],
+            "arm": trial.arm, "images": total(data["counts"]["train"]), "seed": trial.seed,
+            **{measure.key: summary["figures"][measure.key]["value"] for measure in study.measures},
+            "split": summary["split"],
             "steps": int(run.read_rows("metrics.csv")[-1]["step"]), "parameters": summary["parameters"],
             "seconds": summary["seconds"], "run": f"runs/{trial.name}",
         })  # fmt: skip
@@ -168,7 +190,11 @@ def crossing(before: Gap, after: Gap) -> float | None:
     return math.exp(math.log(before.images) + share * math.log(after.images / before.images))
 
 
-def compare(one: str, other: str, gaps: list[Gap]) -> str:
+def _deviation(measure: Measure, point: Point) -> str:
+    return "–" if point.deviation is None else f"{measure.scale * point.deviation:.2f}"
+
+
+def compare(one: str, other: str, gaps: list[Gap], measure: Measure = ACCURACY, samples: str = "images") -> str:
     """One sentence: which arm is ahead, and whether and where the curves cross.
 
     >>> compare("cnn", "vit", [Gap(100, 0.05, 0.01, 5), Gap(1000, 0.02, 0.002, 5)])
@@ -176,30 +202,33 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
     """
     if not gaps:
         return ""
+    if measure.lower:
+        gaps = [gap._replace(mean=-gap.mean) for gap in gaps]
     if len(gaps) == 1:
         (gap,) = gaps
         ahead, behind = (one, other) if gap.mean >= 0 else (other, one)
         if gap.sure:
-            return f"{ahead} is ahead of {behind} by {_points(gap)}."
-        return f"{ahead} and {behind} cannot be told apart: {_points(gap)} for {ahead}."
+            return f"{ahead} is ahead of {behind} by {_points(gap, measure)}."
+        return f"{ahead} and {behind} cannot be told apart: {_points(gap, measure)} for {ahead}."
     crossings = [(a, b, at) for a, b in itertools.pairwise(gaps) if (at := crossing(a, b)) is not None]
     first, last = gaps[0].images, gaps[-1].images
     if not crossings:
         total = sum(gap.mean for gap in gaps)
         ahead, behind = (one, other) if total >= 0 else (other, one)
-        sizes = [100 * abs(gap.mean) for gap in gaps]
+        sizes = [measure.scale * abs(gap.mean) for gap in gaps]
         unsure = [f"{gap.images:,}" for gap in gaps if not gap.sure]
-        but = f" At {', '.join(unsure)} images it may be chance: the 95 % interval holds zero." if unsure else ""
+        but = f" At {', '.join(unsure)} {samples} it may be chance: the 95 % interval holds zero." if unsure else ""
         return (
-            f"{ahead} is ahead of {behind} at every size from {first:,} to {last:,} images, by {min(sizes):.1f} to "
-            f"{max(sizes):.1f} points: the curves do not cross.{but}"
+            f"{ahead} is ahead of {behind} at every size from {first:,} to {last:,} {samples}, by {min(sizes):.1f} to "
+            f"{max(sizes):.1f} {measure.unit}: the curves do not cross.{but}"
         )
     parts = []
     for before, after, at in crossings:
         left, right = (one, other) if before.mean > 0 else (other, one)
+        near = _points(before, measure)
         parts.append(
-            f"{left} is ahead up to about {_rounded(at)} images (by {_points(before)} at {before.images:,}), "
-            f"{right} beyond (by {_points(after)} at {after.images:,})"
+            f"{left} is ahead up to about {_rounded(at)} {samples} (by {near} at {before.images:,}), "
+            f"{right} beyond (by {_points(after, measure)} at {after.images:,})"
         )
     doubt = not all(before.sure and after.sure for before, after, _ in crossings)
     but = (
@@ -208,9 +237,9 @@ def compare(one: str, other: str, gaps: list[Gap]) -> str:
     return "; ".join(parts) + "." + (but if doubt else "")
 
 
-def _points(gap: Gap) -> str:
-    error = "" if gap.error is None else f" ± {100 * gap.error:.1f}"
-    return f"{100 * abs(gap.mean):.1f}{error} points"
+def _points(gap: Gap, measure: Measure) -> str:
+    error = "" if gap.error is None else f" ± {measure.scale * gap.error:.1f}"
+    return f"{measure.scale * abs(gap.mean):.1f}{error} {measure.unit}"
 
 
 def _rounded(images: float) -> str:

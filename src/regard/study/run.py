@@ -9,7 +9,8 @@ from typing import Any
 
 from regard import api, tasks
 from regard.console import Progress, time_left
-from regard.data import ImageDataset, split
+from regard.data import ImageDataset
+from regard.data.text import TextDataset
 from regard.errors import ConfigError, DivergedError
 from regard.run.pool import each
 from regard.run.settle import check_settings, settle
@@ -19,7 +20,9 @@ from regard.study.result import Result, collect
 from regard.weights import Run
 
 HALVINGS = 5
-"""Number of default sizes of a study: all training images, a half, a quarter, and so on."""
+"""Number of default sizes of a study: all training samples, a half, a quarter, and so on."""
+READING = {"image_column", "label_column", "label_pattern", "source", "target"}
+"""Settings that say how the data is read."""
 
 
 def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
@@ -35,9 +38,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     if jobs < 1:
         raise ConfigError(f"jobs={jobs} must be at least 1")
     progress, failed = Progress(quiet), dict[str, str]()
-    scan = api.check(study.data, quiet=quiet)
-    if not isinstance(scan, ImageDataset):
-        raise ConfigError("these studies are for images", do="`regard study attention` is about sentences")
+    scan = _read(study, quiet)
     scan.require_usable()
     study = with_settings(study, scan)
     # Runs of other settings or data do not belong in one folder; more arms, sizes and seeds do.
@@ -48,12 +49,13 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     try:
         for trial, future in each(partial(_execute, study), waiting, jobs, scan):
             try:
-                accuracy = future.result()
+                value = future.result()
             except DivergedError as error:
-                failed[trial.name], accuracy = error.what, None
+                failed[trial.name], value = error.what, None
             made += 1
             left = (time.monotonic() - start) / made * (len(waiting) - made)
-            outcome = "failed: " + failed[trial.name] if accuracy is None else f"accuracy {accuracy:.2%}"
+            main = study.measures[0]
+            outcome = "failed: " + failed[trial.name] if value is None else f"{main.name} {main.text(value)}"
             progress.say(f"run {made}/{len(waiting)}: {trial}: {outcome}; {time_left(left)}")
     except KeyboardInterrupt:
         progress.say(f"stopped with {len(waiting) - made} runs to go; run the same command to resume")
@@ -66,31 +68,44 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     return result
 
 
-def with_settings(study: Study, scan: ImageDataset) -> Study:
+def _read(study: Study, quiet: bool) -> ImageDataset | TextDataset:
+    """The data, as every arm reads it."""
+    settings = study.settings | next(iter(study.arms.values()))
+    opening = {name: settings[name] for name in READING & settings.keys()}
+    scan = api.check(study.data, quiet=quiet, **opening)
+    if not isinstance(scan, (ImageDataset, TextDataset)):
+        raise ConfigError("these studies are for images, and for pairs of sentences", where=study.data)
+    return scan
+
+
+def with_settings(study: Study, scan: ImageDataset | TextDataset) -> Study:
     """The study with default sizes, checked against the data, and one batch size for all sizes."""
-    configs = []
+    configs, images = list[Any](), isinstance(scan, ImageDataset)
     for fields in study.arms.values():  # invalid settings of an arm raise an error before anything runs
         settings = study.settings | fields
         entry, _ = tasks.choose(study.data, settings, study.command)
         check_settings(entry, settings)
         task: Any = entry.load()
-        if "recipe" not in settings and task.choose(scan, None, settings, gpu=False).recipe == task.from_scratch:
+        plain = images and "recipe" not in settings
+        if plain and task.choose(scan, None, settings, gpu=False).recipe == task.from_scratch:
             study = replace(study, settings={"recipe": task.plain} | study.settings)  # networks as published
-        configs.append(settle(entry, task, scan, study.settings | fields)[0])
-    config: Any = configs[0]
-    names, _ = split(scan, config.data.split_seed, config.data.holdout)
-    there, classes = names.count("train"), len(scan.source.classes)
+        configs.append((settle(entry, task, scan, study.settings | fields)[0], task))
+    config, task = configs[0]
+    names, _ = task.split(scan, config)
+    there, classes = names.count("train"), len(scan.source.classes) if isinstance(scan, ImageDataset) else 1
     sizes = study.sizes
     if study.kind in ("data-size", "transfer-size") and not sizes:
         sizes = tuple(sorted({there // 2**n for n in range(HALVINGS) if there // 2**n >= 4 * classes}))
     if sizes and not classes <= sizes[0] <= sizes[-1] <= there:
         raise ConfigError(
-            f"sizes {sizes[0]} to {sizes[-1]} do not fit: there are {there} training images of {classes} classes",
+            f"sizes {sizes[0]} to {sizes[-1]} do not fit: there are {there} training {study.samples}"
+            + f" of {classes} classes" * images,
             do=f"give --sizes between {classes} and {there}",
         )
     settings = {"explain": 0} | study.settings
-    if sizes:  # a single run would choose a smaller batch for few images
-        settings = {"batch_size": min(config.data.batch_size, sizes[0])} | settings
+    if sizes:  # a single run would choose a smaller batch for few samples
+        batch = {"batch_size": min(config.data.batch_size, sizes[0])} if images else {}
+        settings = (batch or {"batch_tokens": config.data.batch_tokens}) | settings
     return replace(study, sizes=sizes, settings=settings)
 
 
@@ -99,8 +114,8 @@ def _finished(study: Study, trial: Trial) -> bool:
     return (study.out / "runs" / trial.name / "report.html").is_file()
 
 
-def _execute(study: Study, scan: ImageDataset, trial: Trial) -> float:
+def _execute(study: Study, scan: ImageDataset | TextDataset, trial: Trial) -> float:
     path = study.out / "runs" / trial.name
     settings = {name: value for name, value in trial.settings.items() if value is not None}
     run: Run = api.train(study.data, out=path, quiet=True, resume=True, dataset=scan, **settings)
-    return run.read_json("summary.json")["figures"]["accuracy"]["value"]
+    return run.read_json("summary.json")["figures"][study.measures[0].key]["value"]

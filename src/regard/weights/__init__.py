@@ -3,7 +3,7 @@
 from regard.weights.average import average
 from regard.weights.checkpoint import Checkpoint, save_checkpoint, write_aside
 from regard.weights.convert import convert
-from regard.weights.load import find_file, identify, name_of, open_weights
+from regard.weights.load import find_file, fingerprint, identify, name_of, open_weights
 from regard.weights.notes import LoadReport
 from regard.weights.run import Run, find_run, seen_samples, to_csv, to_json, write_text
 from regard.weights.seq2seq import save_marian
@@ -18,6 +18,7 @@ __all__ = [
     "convert",
     "find_file",
     "find_run",
+    "fingerprint",
     "identify",
     "name_of",
     "open_start",

@@ -6,6 +6,7 @@ be changed. The report lists what was assumed, changed, left untrained or not us
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,12 @@ def find_file(path: str | Path) -> Path:
         what = f"config.json and checkpoint are of two tasks: {stored!r} and {about.get('task')!r}"
         raise RunError(what, where=path, do="put the run's own config.json back")
     return best
+
+
+def fingerprint(path: str | Path) -> str:
+    """SHA-256 of the weights' file."""
+    with find_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _prepare_for(target: ImageConfig, preparation: Preparation) -> Preparation:

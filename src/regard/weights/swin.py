@@ -239,6 +239,12 @@ def write(weights: Mapping[str, Tensor], config: SwinConfig, to: str) -> Written
     theirs = replace(config, small_grid=RULES[to])
     if any(config.fit_window(grid) != theirs.fit_window(grid) for grid in config.grids()):
         notes.append(f"at this size {to} cuts windows as small_grid={RULES[to]!r}, not {config.small_grid!r}")
+    if format is TIMM_SWIN and (padded := _padded_shifts(theirs)):
+        stages = f"stage{'s' * (len(padded) > 1)} {', '.join(map(str, padded))}"
+        notes.append(
+            f"timm answers differently at {config.size}: it rolls before it pads, and shifted windows of {stages} need "
+            "padding; sizes whose windows fit have equal answers"
+        )
     state = {key: tensor.detach().cpu().float() for key, tensor in weights.items()}
     if format in SHRINKING:
         _shrink_tables(state, theirs, notes)
@@ -251,6 +257,16 @@ def write(weights: Mapping[str, Tensor], config: SwinConfig, to: str) -> Written
         "small_grid": config.small_grid,
     }
     return Written(tensors, _settings(config) if format is HF_SWIN else {}, header, notes)
+
+
+def _padded_shifts(config: SwinConfig) -> list[int]:
+    """The stages, from 1 on, with blocks whose windows are shifted along an axis that needs padding."""
+    stages = []
+    for stage, (grid, depth) in enumerate(zip(config.grids(), config.depths, strict=True), start=1):
+        axes = zip(grid, *config.fit_window(grid), strict=True)
+        if depth > 1 and any(shift and tokens % side for tokens, side, shift in axes):
+            stages.append(stage)
+    return stages
 
 
 def _buffers(config: SwinConfig, format: Format) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from regard.console import columns
-from regard.data.dataset import LISTED, listed
+from regard.data.dataset import LISTED, UNUSED, listed
 from regard.errors import DataError, counted
 
 
@@ -51,6 +51,7 @@ class TextDataset:
     """First words of sources that ask for something, such as a language; tokenizers never split them."""
 
     path: str = ""
+    """As it was given, if a task opened it."""
     samples_word: ClassVar[str] = "pairs"
     whole_tests: ClassVar[bool] = True
 
@@ -116,7 +117,7 @@ class TextDataset:
         pairs, sources = {(self.sources[i], self.targets[i]) for i in train}, {self.sources[i] for i in train}
         overlap: dict[str, dict[str, int]] = {}
         for i, name in enumerate(names):
-            if name and name != "train":
+            if name and name not in ("train", UNUSED):
                 counts = overlap.setdefault(name, {"pairs": 0, "sources": 0})
                 counts["pairs"] += (self.sources[i], self.targets[i]) in pairs
                 counts["sources"] += self.sources[i] in sources

@@ -1,12 +1,17 @@
 """How far one place sees after n layers: attention reaches everything at once, convolutions grow.
 
 The effective receptive field of Luo et al., "Understanding the effective receptive field" (2016): the gradient of a
-layer's central place with respect to the input pixels.
+layer's central place with respect to the input pixels. Beside it, where the network attends, the mean attention
+distance of each block, as `regard inspect` measures it.
+
+Statistics of GroupNorm are constants in the measurement: they depend on every pixel, so each place would see all of the
+input after one block, faintly and equally, which is not the field of the convolutions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +20,13 @@ from torch import Tensor, nn
 
 from regard import registry
 from regard.console import Progress
-from regard.drawing import COLOURS, canvas, dress
+from regard.drawing import COLOURS, GREY, canvas, dress
 from regard.errors import ConfigError
-from regard.explain.inspect import hooked
+from regard.explain.explanation import attends
+from regard.explain.inspect import attention_distance, hooked
+from regard.nn import capture
 from regard.study.images.finding import Finding
+from regard.study.keep import keep_plan
 
 MODELS = ("vit_nano", "swin_nano", "resnet_nano")
 
@@ -37,9 +45,21 @@ def receptive_fields(model: nn.Module, layers: Sequence[nn.Module], x: Tensor, c
     else (B, channels, height, width).
     """
     x, kept = x.clone().requires_grad_(), list[Tensor]()
-    with hooked([(layer, lambda _module, _args, output: kept.append(output)) for layer in layers]):
+    hooks = [(layer, lambda _module, _args, output: kept.append(output)) for layer in layers]
+    norms = [(module, _normalise) for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    with hooked([*norms, *hooks]):  # a block may be a norm
         model.eval()(x)
     return [_field(torch.autograd.grad(_centre(output, channels_last), x, retain_graph=True)[0]) for output in kept]
+
+
+def _normalise(norm: nn.GroupNorm, inputs: tuple[Tensor], _output: Tensor) -> Tensor:
+    """The output of a GroupNorm, through whose statistics no gradient flows."""
+    (x,) = inputs
+    groups = x.unflatten(1, (norm.num_groups, -1))
+    variance, mean = torch.var_mean(groups.detach(), tuple(range(2, groups.ndim)), correction=0, keepdim=True)
+    y = ((groups - mean) * torch.rsqrt(variance + norm.eps)).flatten(1, 2)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    return y * norm.weight.reshape(shape) + norm.bias.reshape(shape)
 
 
 def _centre(output: Tensor, channels_last: bool) -> Tensor:
@@ -67,9 +87,20 @@ def _field(gradient: Tensor) -> Field:
 def layers_of(model: Any) -> tuple[list[nn.Module], bool]:
     """Its blocks, in order, and whether their outputs have channels last."""
     layers = model.repeated()
-    if not layers:
-        raise ConfigError(f"{type(model).__name__} has no repeated blocks")
+    if not layers or model.config.family == "mlp":
+        what = f"{type(model).__name__} has no blocks whose outputs have places"
+        raise ConfigError(what, do="give a ViT, Swin or ResNet")
     return layers, model.config.family == "swin"
+
+
+@torch.no_grad()
+def attention_distances(model: Any, x: Tensor) -> list[float]:
+    """The mean attention distance of each layer in pixels, over heads, on images x; empty without attention."""
+    if not attends(model):
+        return []
+    with capture(model) as tape:
+        model.eval()(x)
+    return [float(heads.mean()) for heads in attention_distance(tape, model.input_map(), model.token_flow())]
 
 
 def receptive_field_study(
@@ -77,14 +108,18 @@ def receptive_field_study(
     quiet: bool = False,
 ) -> Finding:  # fmt: skip
     """Networks with random weights, on random images: what the architecture allows, before any training."""
-    rows, progress = list[dict[str, Any]](), Progress(quiet)
+    rows, progress, place = list[dict[str, Any]](), Progress(quiet), Path(out).expanduser()
+    keep_plan(place, {"kind": "receptive-field", "models": list(models), "size": size, "images": images})
     for name in models:
         torch.manual_seed(0)
         model = registry.build(name, size=(size, size), classes=2)
         layers, channels_last = layers_of(model)
-        fields = receptive_fields(model, layers, torch.rand(images, 3, size, size), channels_last)
-        for number, field in enumerate(fields, start=1):
-            rows.append({"network": name, "layer": number, **field._asdict(), "pixels": size})
+        x = torch.rand(images, 3, size, size)
+        fields, attention = receptive_fields(model, layers, x, channels_last), attention_distances(model, x)
+        for number, (field, far) in enumerate(zip_longest(fields, attention), start=1):
+            rows.append({
+                "network": name, "layer": number, **field._asdict(), "attention_distance": far, "pixels": size
+            })  # fmt: skip
         last = f"after {len(fields)} {fields[-1].reached:.1%}"
         progress.say(f"{name}: after one block {fields[0].reached:.1%} of the pixels, {last}")
     finding = Finding(
@@ -93,7 +128,7 @@ def receptive_field_study(
         rows,
         _sentences(rows, models),
         lambda: _draw(rows, models),
-        Path(out),
+        place,
     )
     finding.write()
     return finding
@@ -105,11 +140,13 @@ def _sentences(rows: list[dict[str, Any]], models: Sequence[str]) -> list[str]:
         own = [row for row in rows if row["network"] == name]
         whole = next((row["layer"] for row in own if row["reached"] > 0.999), None)
         first, last = own[0], own[-1]
+        near = first["attention_distance"]
         when = f"all of it from block {whole} on" if whole else f"{last['reached']:.0%} after the last of {len(own)}"
         lines.append(
             f"{name}: one place sees {first['reached']:.1%} of a {first['pixels']} pixel input after one block, "
             f"{when}; mean distance of influence {first['distance']:.1f} pixels after one, "
-            f"{last['distance']:.1f} after the last."
+            f"{last['distance']:.1f} after the last"
+            + (f"; mean attention distance {near:.1f} and {last['attention_distance']:.1f}." if near else ".")
         )
     return lines
 
@@ -121,8 +158,16 @@ def _draw(rows: list[dict[str, Any]], models: Sequence[str]) -> Any:
         own, colour = [row for row in rows if row["network"] == name], COLOURS[number % len(COLOURS)]
         x = [row["layer"] for row in own]
         left.plot(x, [100 * row["reached"] for row in own], "o-", color=colour, label=name, markersize=4)
-        right.plot(x, [row["distance"] for row in own], "o-", color=colour, label=name, markersize=4)
+        right.plot(x, [row["distance"] for row in own], "o-", color=colour, markersize=4)
+        if own[0]["attention_distance"] is not None:
+            right.plot(x, [row["attention_distance"] for row in own], "s--", color=colour, markersize=4)
     left.legend(frameon=False, labelcolor="linecolor")
+    right.plot([], [], "o-", color=GREY, markersize=4, label="influence on one place, by gradients")
+    right.plot([], [], "s--", color=GREY, markersize=4, label="attention of this block")
+    right.set_ylim(0, 1.3 * right.get_ylim()[1])  # room for the legend
+    right.legend(frameon=False, fontsize=8, loc="upper left")
+    for ax in (left, right):
+        ax.xaxis.get_major_locator().set_params(integer=True)
     dress(left, "blocks", "pixels with influence on one place (%)")
-    dress(right, "blocks", "mean distance of influence (pixels)")
+    dress(right, "blocks", "mean distance (pixels)")
     return figure

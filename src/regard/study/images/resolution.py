@@ -24,7 +24,7 @@ from regard.metrics import Figure
 from regard.run.using import task_of
 from regard.study.images.finding import Finding
 from regard.study.keep import cached, keep_plan
-from regard.weights import Run
+from regard.weights import Run, fingerprint
 
 NORMS = (nn.LayerNorm, nn.BatchNorm2d, nn.GroupNorm)
 
@@ -53,7 +53,8 @@ def resolution_study(
     sizes = tuple(sizes) or tuple(own * quarters // 4 for quarters in (3, 4, 5, 6))
     place = Path(out or f"studies/{folder.path.name}-resolution").expanduser()
     dataset = _read(run, data, trained)
-    keep_plan(place, {"kind": "resolution", "run": folder.path.name, "data": dataset.fingerprint(), "epochs": epochs})
+    about = {"kind": "resolution", "weights": fingerprint(run), "data": dataset.fingerprint(), "epochs": epochs}
+    keep_plan(place, about)
     rows = []
     for size in sizes:
         settings = {"size": size, "epochs": epochs, "lr": lr}

@@ -19,6 +19,9 @@ from regard.drawing import COLOURS, canvas, dress
 from regard.errors import ConfigError
 from regard.explain.inspection import own_pictures
 from regard.study.images.finding import Finding
+from regard.study.keep import keep_plan
+from regard.study.transfer_table import short_names
+from regard.weights import fingerprint
 
 IMAGES = 64
 
@@ -56,14 +59,15 @@ def shift_study(
     quiet: bool = False,
 ) -> Finding:  # fmt: skip
     """Both measures for each run, on up to 64 test images of its own data."""
-    rows, names, progress = list[dict[str, Any]](), list[str](), Progress(quiet)
-    for run in runs:
+    rows, progress, place = list[dict[str, Any]](), Progress(quiet), Path(out).expanduser()
+    given = short_names(runs)
+    keep_plan(place, {"kind": "invariance", "weights": {name: fingerprint(run) for name, run in given.items()}})
+    for name, run in given.items():
         trained: Any = api.load(run, quiet=True)
         if not hasattr(trained, "preparation") or len(trained.preparation.size) != 2:
             raise ConfigError("this study is for networks of pictures", where=run)
         pictures = own_pictures(run, trained.preparation, IMAGES)
-        name, x = Path(run).name, trained.preparation.normalised(pictures).to(trained.device)
-        names.append(name)
+        x = trained.preparation.normalised(pictures).to(trained.device)
         with torch.no_grad():
             error = shift_error(trained.model, x, 1)
             _, cell = feature_grid(trained.model, x[:1])
@@ -74,8 +78,9 @@ def shift_study(
                     "cell": cell[0], "n": len(x),
                 })  # fmt: skip
         progress.say(f"{name}: features of an image shifted by {cell[0]} pixels are off by {error:.3f}")
+    names = list(given)
     finding = Finding(
-        "invariance", "Equivariance to shifts", rows, _sentences(rows, names), lambda: _draw(rows, names), Path(out)
+        "invariance", "Equivariance to shifts", rows, _sentences(rows, names), lambda: _draw(rows, names), place
     )
     finding.write()
     return finding

@@ -9,7 +9,6 @@ Departure from the authors' code: the divergence is the mean over images, as in 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from regard.data.fitting import LUMINANCE
 from regard.errors import ConfigError
 from regard.networks.base import Network
 from regard.tasks.classification.loss import CrossEntropy
-from regard.weights import find_file, open_weights
+from regard.weights import open_weights
 
 RESIZE = {2: "bilinear", 3: "trilinear"}
 
@@ -137,9 +136,3 @@ def open_teacher(path: str | Path, student: Preparation, classes: Sequence[str],
     if not model.get_submodule(model.config.last_layer).weight.any():
         raise ConfigError("the teacher has no trained head", where=path, do="give the run of a classifier")
     return Teacher(model, prepared, checkpoint.classes, student, classes).to(device)
-
-
-def fingerprint(path: str | Path) -> str:
-    """SHA-256 of the weights' file: a run that is resumed must have the same teacher."""
-    with find_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,7 +20,7 @@ from regard.errors import ConfigError, DataError, RunError
 from regard.task import Choice, Job
 from regard.tasks.classification import folds
 from regard.tasks.classification.comparison import compare_classifiers
-from regard.tasks.classification.distillation import Distillation, Teacher, fingerprint, open_teacher
+from regard.tasks.classification.distillation import Distillation, Teacher, open_teacher
 from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.page import is_unbalanced, page
@@ -32,7 +32,7 @@ from regard.tasks.classification.settings import RECIPES, EvalOptions
 from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.images import ImageTask, read_images
 from regard.training import World
-from regard.weights import Run, find_run
+from regard.weights import Run, find_run, fingerprint
 
 
 class Task(ImageTask):

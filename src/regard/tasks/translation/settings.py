@@ -46,6 +46,9 @@ class TextData(Data):
     )
     joint: bool = setting(True, "One vocabulary for both languages.")
     batch_tokens: int = setting(4096, "Tokens per batch on either side, padding counted, over all processes.", least=1)
+    pairs: int | None = setting(
+        None, "Use only this many training pairs; smaller subsets are nested in larger ones.", least=1
+    )
     max_length: int = setting(256, "Pairs with more tokens on a side are not trained on; they are counted.", least=1)
 
 

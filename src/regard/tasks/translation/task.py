@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from regard import registry
 from regard.config import to_dict
 from regard.console import Progress
 from regard.data.feed import TextFeed
-from regard.data.splits import split
+from regard.data.splits import keep_some, split
 from regard.data.text import (
     EncodedPairs,
     TextDataset,
@@ -72,7 +73,7 @@ class Task(BaseTask):
 
     @classmethod
     def open(cls, data: str | Path, config: Any, progress: Progress) -> TextDataset:
-        return open_pairs(data, config.data.source, config.data.target)
+        return replace(open_pairs(data, config.data.source, config.data.target), path=str(data))
 
     @classmethod
     def start(cls, config: Any, model: str | None, dataset: Any) -> TextStart | None:
@@ -97,7 +98,11 @@ class Task(BaseTask):
 
     @classmethod
     def split(cls, dataset: Any, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:
-        return split(dataset, config.data.split_seed, config.data.holdout, MOST_HELD_OUT, given)
+        splits, note = split(dataset, config.data.split_seed, config.data.holdout, MOST_HELD_OUT, given)
+        if config.data.pairs is not None:
+            splits = keep_some(dataset, splits, config.data.pairs, config.general.seed)
+            note += f"; {config.data.pairs} training pairs are used, drawn with seed {config.general.seed}"
+        return splits, note
 
     def prepare(self, progress: Progress, about: dict[str, Any] | None, folder: Path | None) -> None:
         corpus = self.corpus
