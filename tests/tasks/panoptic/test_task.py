@@ -117,6 +117,12 @@ def test_written_maps_have_the_figures_of_the_evaluation(scenes, run, segmenter,
     )
 
 
+def test_a_run_is_evaluated_and_its_figures_written(scenes, run, tmp_path):
+    result: Any = regard.evaluate(run.path, scenes, out=tmp_path / "tested", quiet=True)
+    assert result.figures["pq"].value == run.read_json("summary.json")["figures"]["pq"]["value"]
+    assert (tmp_path / "tested" / "predictions.csv").is_file()
+
+
 def test_the_second_stage_trains_the_mask_head_only(scenes, tmp_path):
     boxes = regard.create("detr_nano", classes=len(NAMES), size=64, depth=1, decoder_depth=1, dropout=0.5)
     weights = regard.save(boxes, tmp_path / "boxes.safetensors", classes=NAMES)
