@@ -192,6 +192,26 @@ def test_predictions_are_in_pixels_of_the_file_as_csv_coco_and_pictures(data, ru
     assert "–" in said
 
 
+def test_predictions_have_the_ids_of_the_file_that_lists_the_images(data, run, cli, tmp_path):
+    """Images in another order than in the file, and only some of them."""
+    names = sorted(path.name for path in (data / "test").glob("*.png"))
+    rows = [{"id": 70 + n, "file_name": f"test/{name}"} for n, name in enumerate(names)]
+    (tmp_path / "truth.json").write_text(json.dumps({"images": rows}))
+    given = [data / "test" / name for name in (names[3], names[1])]
+    asked = ["predict", run, *given, "--threshold", "0", "--out"]
+    code, _, error = cli(*asked, tmp_path / "p.json", "--ids", tmp_path / "truth.json")
+    assert code == 0, error
+    made = json.loads((tmp_path / "p.json").read_text())
+    assert [(image["id"], image["file_name"]) for image in made["images"]] == [
+        (73, f"test/{names[3]}"),
+        (71, f"test/{names[1]}"),
+    ]
+    assert {entry["image_id"] for entry in made["annotations"]} == {71, 73}
+    assert cli(*asked, tmp_path / "counted.json")[0] == 0
+    made = json.loads((tmp_path / "counted.json").read_text())
+    assert [(image["id"], image["file_name"]) for image in made["images"]] == [(1, names[3]), (2, names[1])]
+
+
 def test_one_image_or_many_give_the_same_boxes_sorted_by_score(data, run):
     detector: Any = regard.load(run)
     paths = sorted((data / "test").glob("*.png"))

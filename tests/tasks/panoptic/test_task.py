@@ -117,6 +117,19 @@ def test_written_maps_have_the_figures_of_the_evaluation(scenes, run, segmenter,
     )
 
 
+def test_written_maps_have_the_ids_of_the_file_that_lists_the_images(scenes, segmenter, tmp_path):
+    truth = scenes / "annotations" / "panoptic_test.json"
+    listed = {row["file_name"]: row["id"] for row in json.loads(truth.read_text())["images"]}
+    paths = sorted((scenes / "test").glob("*.png"), reverse=True)
+    segmenter.save(segmenter.predict_many(paths, ids=truth), tmp_path / "maps.json")
+    made = json.loads((tmp_path / "maps.json").read_text())
+    assert [(row["file_name"], row["id"]) for row in made["images"]] == sorted(listed.items(), reverse=True)
+    assert [row["image_id"] for row in made["annotations"]] == [row["id"] for row in made["images"]]
+    both = [scenes / split / paths[0].name for split in ("val", "test")]
+    segmenter.save(segmenter.predict_many(both), tmp_path / "both.json")
+    assert len(list((tmp_path / "both").glob("*.png"))) == 2
+
+
 def test_a_run_is_evaluated_and_its_figures_written(scenes, run, tmp_path):
     result: Any = regard.evaluate(run.path, scenes, out=tmp_path / "tested", quiet=True)
     assert result.figures["pq"].value == run.read_json("summary.json")["figures"]["pq"]["value"]
