@@ -63,6 +63,7 @@ def test_a_run_reports_maps_masks_and_boxes(run):
     assert {"pq", "sq_things", "rq_stuff", "mask_ap", "mask_ap50", "ap", "ap50"} <= summary["figures"].keys()
     assert summary["figures"]["pq"]["n"] == 3
     assert summary["things"] == {name: name in THINGS for name in NAMES}
+    assert "**Model.** detr_nano_panoptic (changed): " in (run.path / "model_card.md").read_text()
     html = (run.path / "report.html").read_text()
     assert html.count("with its segments") == 2
     for words in ("PQ, stuff", "Segments by class", "Kinds of errors"):
