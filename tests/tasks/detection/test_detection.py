@@ -28,6 +28,7 @@ from regard.data.objects import (
 from regard.errors import ConfigError
 from regard.metrics.detection import quick_ap
 from regard.nn.boxes import to_centred
+from regard.tasks.detection.task import Task
 from regard.tasks.objects.decoding import decode
 from regard.tasks.objects.diagnostics import diagnose, diagnose_training
 from regard.tasks.objects.evaluation import detect, truths_of
@@ -249,11 +250,30 @@ def test_a_run_is_tuned_to_other_classes_and_says_what_is_replaced(run, cli, tmp
     assert settings["backbone_rate"] == {"value": 0.1, "origin": "auto"}
     assert settings["recipe"]["value"] == "detection_finetune"
     assert settings["two_stage"] == {"value": True, "origin": "weights"}
+    assert [settings[name] for name in ("optimizer", "lr", "clip", "class_weight")] == [
+        {"value": value, "origin": "auto"} for value in ("muon", 2e-3, 5.0, 12.0)
+    ]
+    assert "optimizer=muon, lr=0.002, clip=5.0, class_weight=12.0, as its classes are learnt by focal loss" in error
     assert json.loads((tmp_path / "tuned" / "transfer.json").read_text())["untrained"]
     tuned: Any = regard.load(tmp_path / "tuned")
     assert tuned.classes == ("blue", "red")
     with pytest.raises(ConfigError, match="the model has no class 'green', which the data has"):
         regard.evaluate(tmp_path / "tuned", write_boxes(tmp_path / "third", {"test": 2}), quiet=True)
+
+
+def test_the_rates_of_fine_tuning_depend_on_the_weights(data):
+    def rates(classification: str, **asked: Any) -> dict[str, Any]:
+        start = SimpleNamespace(checkpoint=SimpleNamespace(config={"classification": classification}))
+        choice = Task.choose(read_objects(data, Progress(True)), start, asked, False)
+        assert choice.recipe == "detection_finetune" or asked
+        return {name: value for name, value in choice.values.items() if name != "epochs"}
+
+    modern = {"optimizer": "muon", "lr": 2e-3, "clip": 5.0, "class_weight": 12.0}
+    assert rates("softmax") == {}, "published DETRs keep the published rates"
+    assert rates("focal") == rates("varifocal") == modern
+    assert rates("focal", lr=1e-2) == {name: value for name, value in modern.items() if name != "lr"}
+    assert rates("focal", optimizer="adamw") == {"class_weight": 12.0}
+    assert rates("focal", recipe="detection") == {}
 
 
 def test_weights_that_no_run_trained_are_used_too(run, data, tmp_path):
