@@ -127,6 +127,17 @@ def configure(name: str, **fields: Any) -> Any:
     return import_module(f"regard.networks.{find(name).family}.config").configure(name, **fields)
 
 
+def title(name: str, **fields: Any) -> str:
+    """The name, and whether these fields make another network of it than it usually is.
+
+    >>> title("detr_r50", queries=20), title("detr_r50", depth=1)
+    ('detr_r50', 'detr_r50 (changed)')
+    """
+    usual, own = configure(name), configure(name, **fields)
+    shape = [field for field in own.named_fields if field not in own.chosen_fields]
+    return name if all(getattr(usual, field) == getattr(own, field) for field in shape) else f"{name} (changed)"
+
+
 @cache
 def config_class(name: str) -> type[Any]:
     """The class of the named model's config, which says what is true of its whole family."""

@@ -14,7 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard import registry
 from regard.errors import ConfigError, RegardError, RunError
+from regard.networks.detr.config import DETRConfig
 from regard.networks.vit.config import VARIANTS, configure
 from regard.networks.vit.network import ViT
 from regard.nn.patches import resample_grid
@@ -495,6 +497,15 @@ def test_positions_that_can_be_read_in_two_ways_are_not_guessed_at(tmp_path):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_known_by_its_shape(name):
     assert name_of(configure(name)) == name
+
+
+def test_a_shape_without_a_name_has_the_nearest_one_and_is_called_changed():
+    shape: dict[str, Any] = {"depth": 1, "decoder_depth": 1, "queries": 40}
+    assert name_of(DETRConfig(**shape)) == "detr_r50"
+    assert name_of(DETRConfig(**shape, dilated=True)) == "detr_r50_dc5"
+    assert registry.title("detr_r50", **shape) == "detr_r50 (changed)"
+    assert registry.title("detr_nano", queries=40, norm="pre") == "detr_nano", "what recipes and data choose"
+    assert registry.title("vit_nano", size=64) == "vit_nano"
 
 
 @pytest.mark.parametrize("target", FORMATS, ids=lambda f: f"{f.name}-{f.eps:g}-{f.square}")

@@ -25,6 +25,8 @@ class NetworkConfig:
     """What its output is; a task trains the networks that predict what it needs."""
     named_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that the name of a model decides: weights loaded under that name must agree with them."""
+    chosen_fields: ClassVar[tuple[str, ...]] = ()
+    """Those of them that recipes and data choose: a network that differs in no other is called by its name alone."""
     can_checkpoint: ClassVar[bool] = False
     """Whether it supports activation checkpointing."""
     can_compile: ClassVar[bool] = True

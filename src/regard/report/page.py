@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from regard import registry
 from regard.console import cost_words, quoted
 from regard.errors import RunError, counted
 from regard.report.attention_explorer import scripts
@@ -116,7 +117,7 @@ def card_text(run: Run, where: str, config: RunConfig, data: Any, summary: Any, 
     commands = "\n".join(f"    {line}" for line in _command(run).splitlines())  # nothing can end an indented block
     return f"""# {markdown(page.title)}
 
-**Model.** {config.model.model}: {summary["parameters"]:,} parameters.
+**Model.** {registry.title(config.model.model, **config.model.fields())}: {summary["parameters"]:,} parameters.
 
 {_compute(summary)}{_origin(run)}\
 **Data.** {markdown(where)} ({markdown(data["recognised_by"])}); {counts}. {markdown(data["splits"])}.

@@ -255,7 +255,8 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     some = "" if trained == task.parameters else f", {trained:,} trained"
     many = f" with {world.size} processes" if world.size > 1 else ""
-    name = task.job.config.model.model
+    model = task.job.config.model
+    name = registry.title(model.model, **model.fields())
     progress.say(
         f"{name}: {task.parameters:,} parameters{some}, {task.input_words}, on {task.device}{many}; "
         f"run folder {run.path}"

@@ -85,7 +85,7 @@ def evaluate(
     result = opened.evaluate(opened.predictor, index, progress)
     if seen:
         result = task.without(result, seen)
-    for line in task.doubts({"split": part, **_validated(run, task.best[0]), **result.to_json()}):
+    for line in task.doubts({"split": part, **_validated(run), **result.to_json()}):
         progress.say(f"warning: {line}")
     if out is not None:
         about = {"task": entry.name, "run": str(run), "data": str(data), "split": split}
@@ -176,13 +176,13 @@ def choose_samples(
     return part, chosen, known if len(known) < len(chosen) else set()
 
 
-def _validated(run: str | Path, figure: str) -> dict[str, Any]:
-    """What the run scored on its validation data, if its folder says so."""
-    folder, name = find_run(run), f"val_{figure}"
+def _validated(run: str | Path) -> dict[str, Any]:
+    """What the run scored on its validation data, if its folder says so: the figure that chose its weights."""
+    folder = find_run(run)
     if folder is None or not (folder.path / "summary.json").is_file():
         return {}
-    value = folder.read_json("summary.json").get(name)
-    return {name: value} if isinstance(value, int | float) else {}
+    summary = folder.read_json("summary.json")
+    return {name: x for name, x in summary.items() if name.startswith("val_") and isinstance(x, int | float)}
 
 
 def _unseen(dataset: Dataset, wanted: list[int], seen: set[int], progress: Progress) -> list[int]:

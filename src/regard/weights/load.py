@@ -301,16 +301,19 @@ def _differences(
 
 
 def name_of(config: ImageConfig) -> str:
-    """The name of the variant with this shape; else the first one with as many axes, since the config holds all fields.
+    """The name of the variant with this shape; else that of the nearest with as many axes, as the config holds all.
 
     >>> from regard.networks.vit.config import ViTConfig
     >>> name_of(ViTConfig()), name_of(ViTConfig(patch=(14, 14), width=384, heads=6, mlp=1536))
     ('vit_b16', 'vit_s14')
     """
     family = {name: entry for name, entry in registry.MODELS.items() if entry.family == config.family}
-    for name in family:
-        named = registry.configure(name)
-        if all(getattr(named, field) == getattr(config, field) for field in config.named_fields):
-            return name
+
+    def shared(name: str) -> tuple[bool, int]:
+        usual = registry.configure(name)
+        equal = [getattr(usual, field) == getattr(config, field) for field in config.named_fields]
+        return all(equal), sum(equal)
+
+    exact = [name for name in family if shared(name)[0]]
     axes = [name for name, entry in family.items() if len(entry.size) == len(config.size)]
-    return (axes or list(family))[0]
+    return exact[0] if exact else max(axes or family, key=lambda name: shared(name)[1])

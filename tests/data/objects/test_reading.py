@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -214,6 +215,25 @@ def test_images_with_boxes_for_another_size_or_no_file_are_left_out(tmp_path):
     assert "no such file" in faults["images/003.png"]
     assert [digest is None for digest in dataset.digests] == [True, False, False, True, False, False]
     assert dataset.source.ignored == ("images/more.png",)
+
+
+def test_an_image_that_is_missing_is_not_read_from_another_split(tmp_path):
+    """Each split counts its images from 1, and its folder is preferred to a complete one of another."""
+    for name in ("train", "val", "test"):
+        write_coco(tmp_path, f"images/{name}", f"annotations/instances_{name}.json", 4)
+    (tmp_path / "images/val/001.png").unlink()
+    dataset = opened(tmp_path)
+    assert [key for key, _ in dataset.unreadable] == ["images/val/001.png"]
+    assert not dataset.source.left_out
+
+
+def test_an_image_that_is_missing_is_not_read_from_a_folder_of_copies(tmp_path, capsys):
+    write_coco(tmp_path, "images", "labels.json")
+    shutil.copytree(tmp_path / "images", tmp_path / "originals")
+    (tmp_path / "images/001.png").unlink()
+    dataset = read_objects(tmp_path, Progress())
+    assert [key for key, _ in dataset.unreadable] == ["images/001.png"]
+    assert "left out: originals: its images have the same names as those of images" in capsys.readouterr().err
 
 
 def as_corners(contents):

@@ -28,6 +28,7 @@ from regard.data.objects import (
 from regard.errors import ConfigError
 from regard.metrics.detection import quick_ap
 from regard.nn.boxes import to_centred
+from regard.tasks.detection.task import Task
 from regard.tasks.objects.decoding import decode
 from regard.tasks.objects.diagnostics import diagnose, diagnose_training
 from regard.tasks.objects.evaluation import detect, truths_of
@@ -192,6 +193,26 @@ def test_predictions_are_in_pixels_of_the_file_as_csv_coco_and_pictures(data, ru
     assert "–" in said
 
 
+def test_predictions_have_the_ids_of_the_file_that_lists_the_images(data, run, cli, tmp_path):
+    """Images in another order than in the file, and only some of them."""
+    names = sorted(path.name for path in (data / "test").glob("*.png"))
+    rows = [{"id": 70 + n, "file_name": f"test/{name}"} for n, name in enumerate(names)]
+    (tmp_path / "truth.json").write_text(json.dumps({"images": rows}))
+    given = [data / "test" / name for name in (names[3], names[1])]
+    asked = ["predict", run, *given, "--threshold", "0", "--out"]
+    code, _, error = cli(*asked, tmp_path / "p.json", "--ids", tmp_path / "truth.json")
+    assert code == 0, error
+    made = json.loads((tmp_path / "p.json").read_text())
+    assert [(image["id"], image["file_name"]) for image in made["images"]] == [
+        (73, f"test/{names[3]}"),
+        (71, f"test/{names[1]}"),
+    ]
+    assert {entry["image_id"] for entry in made["annotations"]} == {71, 73}
+    assert cli(*asked, tmp_path / "counted.json")[0] == 0
+    made = json.loads((tmp_path / "counted.json").read_text())
+    assert [(image["id"], image["file_name"]) for image in made["images"]] == [(1, names[3]), (2, names[1])]
+
+
 def test_one_image_or_many_give_the_same_boxes_sorted_by_score(data, run):
     detector: Any = regard.load(run)
     paths = sorted((data / "test").glob("*.png"))
@@ -229,11 +250,30 @@ def test_a_run_is_tuned_to_other_classes_and_says_what_is_replaced(run, cli, tmp
     assert settings["backbone_rate"] == {"value": 0.1, "origin": "auto"}
     assert settings["recipe"]["value"] == "detection_finetune"
     assert settings["two_stage"] == {"value": True, "origin": "weights"}
+    assert [settings[name] for name in ("optimizer", "lr", "clip", "class_weight")] == [
+        {"value": value, "origin": "auto"} for value in ("muon", 2e-3, 5.0, 12.0)
+    ]
+    assert "optimizer=muon, lr=0.002, clip=5.0, class_weight=12.0, as its classes are learnt by focal loss" in error
     assert json.loads((tmp_path / "tuned" / "transfer.json").read_text())["untrained"]
     tuned: Any = regard.load(tmp_path / "tuned")
     assert tuned.classes == ("blue", "red")
     with pytest.raises(ConfigError, match="the model has no class 'green', which the data has"):
         regard.evaluate(tmp_path / "tuned", write_boxes(tmp_path / "third", {"test": 2}), quiet=True)
+
+
+def test_the_rates_of_fine_tuning_depend_on_the_weights(data):
+    def rates(classification: str, **asked: Any) -> dict[str, Any]:
+        start = SimpleNamespace(checkpoint=SimpleNamespace(config={"classification": classification}))
+        choice = Task.choose(read_objects(data, Progress(True)), start, asked, False)
+        assert choice.recipe == "detection_finetune" or asked
+        return {name: value for name, value in choice.values.items() if name != "epochs"}
+
+    modern = {"optimizer": "muon", "lr": 2e-3, "clip": 5.0, "class_weight": 12.0}
+    assert rates("softmax") == {}, "published DETRs keep the published rates"
+    assert rates("focal") == rates("varifocal") == modern
+    assert rates("focal", lr=1e-2) == {name: value for name, value in modern.items() if name != "lr"}
+    assert rates("focal", optimizer="adamw") == {"class_weight": 12.0}
+    assert rates("focal", recipe="detection") == {}
 
 
 def test_weights_that_no_run_trained_are_used_too(run, data, tmp_path):

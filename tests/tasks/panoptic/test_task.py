@@ -63,6 +63,7 @@ def test_a_run_reports_maps_masks_and_boxes(run):
     assert {"pq", "sq_things", "rq_stuff", "mask_ap", "mask_ap50", "ap", "ap50"} <= summary["figures"].keys()
     assert summary["figures"]["pq"]["n"] == 3
     assert summary["things"] == {name: name in THINGS for name in NAMES}
+    assert "**Model.** detr_nano_panoptic (changed): " in (run.path / "model_card.md").read_text()
     html = (run.path / "report.html").read_text()
     assert html.count("with its segments") == 2
     for words in ("PQ, stuff", "Segments by class", "Kinds of errors"):
@@ -115,6 +116,25 @@ def test_written_maps_have_the_figures_of_the_evaluation(scenes, run, segmenter,
     assert sum(own[2] for row in rows for own in row.values()) == sum(
         row["false_positives"] for row in expected.counts.values()
     )
+
+
+def test_written_maps_have_the_ids_of_the_file_that_lists_the_images(scenes, segmenter, tmp_path):
+    truth = scenes / "annotations" / "panoptic_test.json"
+    listed = {row["file_name"]: row["id"] for row in json.loads(truth.read_text())["images"]}
+    paths = sorted((scenes / "test").glob("*.png"), reverse=True)
+    segmenter.save(segmenter.predict_many(paths, ids=truth), tmp_path / "maps.json")
+    made = json.loads((tmp_path / "maps.json").read_text())
+    assert [(row["file_name"], row["id"]) for row in made["images"]] == sorted(listed.items(), reverse=True)
+    assert [row["image_id"] for row in made["annotations"]] == [row["id"] for row in made["images"]]
+    both = [scenes / split / paths[0].name for split in ("val", "test")]
+    segmenter.save(segmenter.predict_many(both), tmp_path / "both.json")
+    assert len(list((tmp_path / "both").glob("*.png"))) == 2
+
+
+def test_a_run_is_evaluated_and_its_figures_written(scenes, run, tmp_path):
+    result: Any = regard.evaluate(run.path, scenes, out=tmp_path / "tested", quiet=True)
+    assert result.figures["pq"].value == run.read_json("summary.json")["figures"]["pq"]["value"]
+    assert (tmp_path / "tested" / "predictions.csv").is_file()
 
 
 def test_the_second_stage_trains_the_mask_head_only(scenes, tmp_path):

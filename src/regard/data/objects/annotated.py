@@ -55,11 +55,22 @@ class Read:
     notes: dict[str, list[str]] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """Files and folders that are not used, with the reason."""
+    image_folders: list[list[Path]] = field(default_factory=list)
+    """Of each annotation file, the folders that hold images of its names, the one that is read first."""
     things: list[bool] | None = None
     """Of panoptic annotations: whether each class is one of things."""
 
     def leave_out(self, why: str, where: str) -> None:
         self.left_out.setdefault(why, []).append(where)
+
+    def leave_out_copies(self, root: Path) -> None:
+        """Say which folders hold images of the same names and are not read."""
+        used, named = {folders[0] for folders in self.image_folders}, dict[Path, Path]()
+        for first, *others in self.image_folders:
+            named |= {folder: first for folder in others if folder not in used and folder not in named}
+        for folder, first in named.items():
+            there, here = (place.relative_to(root).as_posix() for place in (folder, first))
+            self.folders.append(f"{there}: its images have the same names as those of {here}, which are read")
 
     def note(self, title: str, line: str) -> None:
         self.notes.setdefault(title, []).append(line)

@@ -15,6 +15,9 @@ MAX_BYTES = 2**30
 """COCO's own training file has 448 MB."""
 LAYOUT = "x, y, width, height in pixels"
 TRIED = 200  # images by which the folder of images is chosen
+MOST = 0.5  # share of the images by which a folder's name decides before the number of its files
+USUAL = frozenset({"images", "imgs", "jpegimages"})
+"""Names of folders that hold nothing but the images themselves."""
 
 
 def read_coco(annotations: Annotations) -> Read:
@@ -25,6 +28,7 @@ def read_coco(annotations: Annotations) -> Read:
     _leave_out_parent(read, loaded)
     for path, contents in loaded.items():
         _add(read, contents, path, files[path], annotations.root)
+    read.leave_out_copies(annotations.root)
     return read
 
 
@@ -97,7 +101,8 @@ def _add(read: Read, contents: dict[str, Any], path: Path, split: str | None, ro
         if not isinstance(row.get("file_name"), str) or not isinstance(row.get("id"), int | str):
             raise DataError(f"images[{n}] needs an id and a file_name", where=path)
         names.append(inside(Path(), row["file_name"], f"{path}, images[{n}]"))
-    folder = folder_of(names, path, split, root)
+    read.image_folders.append(image_folders(names, path, split, root))
+    folder = read.image_folders[-1][0]
     images: dict[Any, Annotated] = {}
     for row, name in zip(contents["images"], names, strict=True):
         if row["id"] in images:
@@ -141,26 +146,38 @@ def _outline(segment: Any) -> Any:
     return [row for row in polygons if all(_is_number(x) for x in row)] or None
 
 
-def folder_of(names: list[Path], path: Path, split: str | None, root: Path) -> Path:
-    """The folder below `root` in which most of the images are; if several, that of the file or of the split."""
+def image_folders(names: list[Path], path: Path, split: str | None, root: Path) -> list[Path]:
+    """The folders below `root` that hold most of the images, the one to read first.
+
+    The name decides first: an image that is missing there is then missed, not read from a folder of copies.
+    """
     if not names:
         raise DataError("the file lists no images", where=path)
     tried = names[:: max(1, len(names) // TRIED)]
-
-    def fits(folder: Path) -> tuple[int, bool, bool]:
-        there = sum((folder / name).is_file() for name in tried)
-        return there, folder == path.parent, split is not None and split_of(folder.name) == split
-
     # A folder beside a panoptic JSON file of its name holds maps, which may be called like the images.
     places = [folder for folder in _folders(root, 3) if not holds_segments(folder.parent / f"{folder.name}.json")]
-    best = max(places, key=fits)
-    if not fits(best)[0]:
+    there = {folder: sum((folder / name).is_file() for name in tried) for folder in places}
+    held = [folder for folder in places if there[folder] >= MOST * len(tried)]
+    if held:
+        return sorted(held, key=lambda folder: (_preference(folder, path, split, root), there[folder]), reverse=True)
+    best = max(places, key=lambda folder: (there[folder], _preference(folder, path, split, root)))
+    if not there[best]:
         raise DataError(
             f"none of its {counted(len(names), 'images')} is there, such as {names[0].as_posix()}",
             where=path,
             do=f"put the images in a folder inside {root}; looked in {', '.join(p.name for p in places[:8])}",
         )
-    return best
+    return [best]
+
+
+def _preference(folder: Path, path: Path, split: str | None, root: Path) -> int:
+    """How well a folder's name fits a file of annotations and its split."""
+    named = split_of(*reversed(folder.relative_to(root).parts))
+    if split is not None and named is not None:
+        return 4 if named == split else 0
+    if folder == path.parent:
+        return 3
+    return 2 if folder.name.lower() in USUAL else 1
 
 
 def _folders(root: Path, depth: int) -> Iterator[Path]:

@@ -135,6 +135,8 @@ def write_panoptic(
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= MAX_ID:
             raise DataError(f"segments are numbered 1 to {MAX_ID:,}", where=image["file_name"])
         name = f"{Path(str(image['file_name'])).stem}.png"
+        while (maps / name).exists():  # images of one name in several folders
+            name = f"{Path(name).stem}-{image['id']}.png"
         Image.fromarray(to_colours(ids)).save(maps / name)
         held = [dict(segment) | measured(ids == segment["id"]) for segment in segments]
         listed.append(dict(image))

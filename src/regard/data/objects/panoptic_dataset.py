@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.annotations import Annotations
 from regard.data.objects.annotated import Annotated, Read, inside
-from regard.data.objects.coco import LAYOUT, files_by_split, folder_of
+from regard.data.objects.coco import LAYOUT, files_by_split, image_folders
 from regard.data.objects.dataset import ObjectDataset
 from regard.data.objects.panoptic import PanopticFile, PanopticImage, read_ids, read_panoptic
 from regard.errors import DataError
@@ -70,12 +70,14 @@ def read_panoptic_annotations(annotations: Annotations) -> Read:
     read = Read(list(first.classes), list(first.class_ids), LAYOUT, folders=folders, things=list(first.things))
     for path, held in loaded.items():
         _add(read, held, files[path], annotations.root)
+    read.leave_out_copies(annotations.root)
     return read
 
 
 def _add(read: Read, held: PanopticFile, split: str | None, root: Path) -> None:
     names = [inside(Path(), image.file_name, held.path) for image in held.images]
-    folder = folder_of(names, held.path, split, root)
+    read.image_folders.append(image_folders(names, held.path, split, root))
+    folder = read.image_folders[-1][0]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = list(pool.map(_fault, held.images))
     for image, name, fault in zip(held.images, names, faults, strict=True):

@@ -41,6 +41,7 @@ class DETRConfig(ImageConfig):
         "width", "depth", "decoder_depth", "heads", "mlp", "queries", "backbone_width", "blocks", "kind", "dilated",
         "masks", "norm", "stride", "fused_stages", "two_stage", "refine", "box_bias", "denoising",
     )  # fmt: skip
+    chosen_fields = ("queries", "norm", "stride", "fused_stages", "two_stage", "refine", "box_bias", "denoising")
     can_checkpoint = True
 
     size: tuple[int, ...] = shape((800, 1333), "Size in pixels of the largest input: height and width, or one number.")

@@ -97,6 +97,8 @@ def detection_finetune() -> Config:
     """From trained weights, such as COCO's or another run's: a new head for the classes, and the rest learns slowly.
 
     regard train scenes/ --from runs/other
+
+    Weights of modern mode get Muon and the class weight of `detection` instead, chosen from the weights.
     """
     return Config.of(model="detr_r50", epochs=50, batch_size=8, lr=1e-4, weight_decay=1e-4, clip=0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +33,7 @@ class Task(ObjectTask):
     best: ClassVar[Any] = ("ap", "max")
     headline: ClassVar[tuple[str, ...]] = ("ap", "ap50")
     from_scratch, plain, finetune = "detection", "detection_plain", "detection_finetune"
+    modern_finetune = MappingProxyType({"optimizer": "muon", "lr": 2e-3, "clip": 5.0, "class_weight": 12.0})
 
     @classmethod
     def recipe_model(cls, recipe: str) -> str:

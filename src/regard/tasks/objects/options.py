@@ -49,6 +49,9 @@ class BoxPredictOptions(Group):
         None, "Smallest score of a box. Default: the best one on the run's validation data, else 0.5.", least=0, most=1
     )
     draw: str | None = setting(None, "Folder to make for pictures with their boxes drawn.")
+    ids: str | None = setting(
+        None, "COCO file that lists the images: predictions have its image ids and file names, to be scored against it."
+    )
 
 
 @dataclass(frozen=True)

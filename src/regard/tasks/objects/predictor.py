@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.console import columns
 from regard.data.fitting import with_channels
 from regard.data.objects import bucket_of, choose_buckets, place, prepare
+from regard.data.objects.ids import ImageIds, Listed, relative_names
 from regard.errors import ConfigError, DataError, RunError
 from regard.tasks.image_predictor import Image
 from regard.tasks.objects.decoding import decode, to_file
@@ -33,6 +34,8 @@ class Detected:
     boxes: Tensor
     labels: tuple[str, ...]
     scores: Tensor
+    listed: Listed | None = field(default=None, kw_only=True)
+    """The image in the COCO file that was asked for ids."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,7 +43,12 @@ class Detected:
     def above(self, threshold: float) -> Detected:
         """Those with at least this score."""
         count = int((self.scores >= threshold).sum())
-        return Detected(self.name, self.size, self.boxes[:count], self.labels[:count], self.scores[:count])
+        boxes, labels, scores = self.boxes[:count], self.labels[:count], self.scores[:count]
+        return replace(self, boxes=boxes, labels=labels, scores=scores)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} (id {self.listed.id})" if self.listed else self.name
 
     def __str__(self) -> str:
         return ", ".join(f"{label} {score:.0%}" for label, score in zip(self.labels, self.scores.tolist(), strict=True))
@@ -92,13 +100,16 @@ class Detector(BoxExplainer):
         failed: list[DataError] | None = None,
         threshold: float | None = None,
         draw: str | Path | None = None,
+        ids: str | Path | None = None,
     ) -> Iterator[Detected]:
         """Boxes with at least the `threshold`'s score, in the order of the images; `draw` is a folder for pictures.
 
-        An image that cannot be read is an error; given a list `failed`, the error goes there and the rest continues.
+        `ids` is a COCO file that lists the images. An image that cannot be read is an error; given a list `failed`, the
+        error goes there and the rest continues.
         """
         folder = None if draw is None else Run.create(Path(draw)).path
-        for number, (made, pixels) in enumerate(self.with_pixels(images, batch_size, failed, threshold), start=1):
+        every = self.with_pixels(images, batch_size, failed, threshold, ids)
+        for number, (made, pixels) in enumerate(every, start=1):
             if folder:
                 detections = (made.boxes, made.labels, made.scores)
                 draw_boxes(folder / f"{number:04d}-{Path(made.name).stem}.png", pixels, detections=detections)
@@ -111,11 +122,23 @@ class Detector(BoxExplainer):
         batch_size: int = 16,
         failed: list[DataError] | None = None,
         threshold: float | None = None,
+        ids: str | Path | None = None,
     ) -> Iterator[tuple[Detected, Tensor]]:
         """The same predictions, each with its image's pixels."""
         least = self.threshold if threshold is None else threshold
+        known, seen = None if ids is None else ImageIds(ids), set[Any]()
         for made, pixels in super().predict_many(images, batch_size, failed):
-            yield made.above(least), pixels
+            try:
+                listed = known.find(made.name, made.size) if known else None
+                if listed and listed.id in seen:
+                    raise DataError(f"another image is also {listed.file_name} of the file of ids", where=made.name)
+            except DataError as error:
+                if failed is None:
+                    raise
+                failed.append(error)
+                continue
+            seen |= {listed.id} if listed else set()
+            yield replace(made.above(least), listed=listed), pixels
 
     def prepared(self, pixels: Tensor) -> _Placed:
         size = tuple(pixels.shape[1:])
@@ -148,14 +171,16 @@ class Detector(BoxExplainer):
                 name, item.size, to_file(result.boxes[row].cpu(), item.size), labels, result.scores[row].cpu()
             )
 
-    def show(self, predictions: Iterable[Detected], threshold: float | None = None, draw: Any = None) -> None:
+    def show(
+        self, predictions: Iterable[Detected], threshold: float | None = None, draw: Any = None, ids: Any = None
+    ) -> None:
         """A line per box."""
         rows = list[tuple[str, ...]]()
         for made in predictions:
             detections = zip(made.labels, made.scores.tolist(), made.boxes.tolist(), strict=True)
             for number, (label, score, box) in enumerate(detections):
-                rows.append((made.name, f"{number}", label, f"{score:.3f}", " ".join(f"{side:.1f}" for side in box)))
-            rows += [] if len(made) else [(made.name, "–", "", "", "")]
+                rows.append((made.title, f"{number}", label, f"{score:.3f}", " ".join(f"{side:.1f}" for side in box)))
+            rows += [] if len(made) else [(made.title, "–", "", "", "")]
         if rows:
             print(columns(("image", "box", "object", "score", "left top right bottom"), rows))
 
@@ -168,20 +193,27 @@ class Detector(BoxExplainer):
 
     def _coco(self, made: Sequence[Detected]) -> str:
         ids, annotations = dict(zip(self.classes, self.class_ids, strict=True)), list[dict[str, Any]]()
-        for number, own in enumerate(made, start=1):
+        images = coco_images(made)
+        for image, own in zip(images, made, strict=True):
             for label, score, box in zip(own.labels, own.scores.tolist(), own.boxes.tolist(), strict=True):
                 left, top, right, bottom = (round(side, 2) for side in box)
                 sides = [left, top, round(right - left, 2), round(bottom - top, 2)]
                 annotations.append({
-                    "id": len(annotations) + 1, "image_id": number, "category_id": ids[label], "bbox": sides,
+                    "id": len(annotations) + 1, "image_id": image["id"], "category_id": ids[label], "bbox": sides,
                     "area": round(sides[2] * sides[3], 2), "iscrowd": 0, "score": round(score, 6),
                 })  # fmt: skip
-        images = [
-            {"id": n, "file_name": own.name, "height": own.size[0], "width": own.size[1]}
-            for n, own in enumerate(made, start=1)
-        ]
         categories = [{"id": ids[name], "name": name} for name in self.classes]
         return json.dumps({"images": images, "annotations": annotations, "categories": categories}) + "\n"
+
+
+def coco_images(made: Sequence[Detected]) -> list[dict[str, Any]]:
+    """COCO's words for each image: id and name as the file of ids has them, else counted from 1."""
+    names = relative_names([own.name for own in made])
+    listed = [own.listed or Listed(n, name, own.size) for n, (own, name) in enumerate(zip(made, names, strict=True), 1)]
+    return [
+        {"id": entry.id, "file_name": entry.file_name, "height": own.size[0], "width": own.size[1]}
+        for entry, own in zip(listed, made, strict=True)
+    ]
 
 
 def _csv_rows(made: Sequence[Detected]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -52,6 +53,8 @@ class ObjectTask(ImageTask):
 
     masks: ClassVar[bool] = False
     """Whether targets have masks."""
+    modern_finetune: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings of fine-tuning that weights of modern mode have in place of the recipe's."""
 
     @classmethod
     def open(cls, data: str | Path, config: Any, progress: Progress) -> ObjectDataset:
@@ -65,7 +68,12 @@ class ObjectTask(ImageTask):
         if start:
             values: dict[str, Any] = {"epochs": choose_finetune_epochs(known)} if recipe == cls.finetune else {}
             length = f", {counted(values['epochs'], 'epochs')}" if values and "epochs" not in asked else ""
-            return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
+            why = f"for {known.describe()} and trained weights: their network{length}"
+            rates = cls.modern_rates(start, asked) if recipe == cls.finetune else {}
+            if rates:
+                said = ", ".join(f"{name}={value}" for name, value in rates.items())
+                why = f"{why}; {said}, as its classes are learnt by {start.checkpoint.config['classification']} loss"
+            return Choice(recipe, values | rates, why)
         if recipe == cls.plain:
             return Choice(recipe, {"queries": queries_for(dataset, least=100)})
         if recipe != cls.from_scratch:
@@ -78,6 +86,16 @@ class ObjectTask(ImageTask):
         length = f", {values['epochs']} epochs" if "epochs" not in asked else ""
         why = f"for {known.describe()}: {model}, sides up to {side}{length}; --recipe {cls.plain}: DETR as published"
         return Choice(recipe, {name: value for name, value in values.items() if name not in asked}, why)
+
+    @classmethod
+    def modern_rates(cls, start: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Optimizer and class weight for weights of modern mode, as far as nothing else is asked for."""
+        if start.checkpoint.config.get("classification", "softmax") == "softmax":
+            return {}
+        chosen = cls.modern_finetune
+        if asked.get("optimizer") not in (None, chosen.get("optimizer")):  # a rate is its optimizer's
+            chosen = {name: value for name, value in chosen.items() if name not in ("optimizer", "lr", "clip")}
+        return {name: value for name, value in chosen.items() if asked.get(name) is None}
 
     @classmethod
     def recipe_model(cls, recipe: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from regard.data.objects.panoptic import write_panoptic
 from regard.errors import RunError
 from regard.tasks.image_predictor import Image
 from regard.tasks.objects.decoding import Boxes
-from regard.tasks.objects.predictor import Detected, Detector
+from regard.tasks.objects.predictor import Detected, Detector, coco_images
 from regard.tasks.panoptic.drawing import Labelled, draw_maps
 from regard.tasks.panoptic.merging import THRESHOLD
 from regard.tasks.panoptic.segmenting import images_of
@@ -46,7 +46,7 @@ class Segmented(Detected):
         """Boxes and masks with at least this score; the map stays."""
         n = int((self.scores >= threshold).sum())
         boxes, labels, scores, masks = self.boxes[:n], self.labels[:n], self.scores[:n], self.masks[:n]
-        return Segmented(self.name, self.size, boxes, labels, scores, masks, self.panoptic, self.segments)
+        return replace(self, boxes=boxes, labels=labels, scores=scores, masks=masks)
 
     def __str__(self) -> str:
         return ", ".join(f"{segment.label} {segment.score:.0%}" for segment in self.segments)
@@ -105,14 +105,18 @@ class Segmenter(Detector):
         kept = torch.tensor(self.things, device=every.labels.device)[every.labels[0]]
         return Boxes(*(part[:, kept] for part in every))
 
-    def show(self, predictions: Iterable[Any], threshold: float | None = None, draw: Any = None) -> None:
+    def show(
+        self, predictions: Iterable[Any], threshold: float | None = None, draw: Any = None, ids: Any = None
+    ) -> None:
         """A line per segment."""
         rows = list[tuple[Any, ...]]()
         for made in predictions:
             for own in made.segments:
                 kind = "thing" if own.thing else "stuff"
-                rows.append((made.name, own.label, kind, f"{own.score:.3f}", f"{own.area / made.panoptic.numel():.1%}"))
-            rows += [] if made.segments else [(made.name, "–", "", "", "")]
+                rows.append(
+                    (made.title, own.label, kind, f"{own.score:.3f}", f"{own.area / made.panoptic.numel():.1%}")
+                )
+            rows += [] if made.segments else [(made.title, "–", "", "", "")]
         if rows:
             print(columns(("image", "segment", "kind", "score", "share of the image"), rows))
 
@@ -123,8 +127,7 @@ class Segmenter(Detector):
             return super().save(made, path)
         ids = dict(zip(self.classes, self.class_ids, strict=True))
         images = []
-        for number, own in enumerate(made, start=1):
-            words = {"id": number, "file_name": own.name, "height": own.size[0], "width": own.size[1]}
+        for words, own in zip(coco_images(made), made, strict=True):
             segments = [
                 {"id": s.number, "category_id": ids[s.label], "iscrowd": 0, "score": round(s.score, 6)}
                 for s in own.segments
