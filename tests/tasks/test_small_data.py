@@ -14,6 +14,7 @@ import regard
 from regard import tasks
 from regard.errors import ConfigError
 from regard.networks.resnet.network import Basic
+from regard.run.runner import Timing
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.task import Task
 from regard.tasks.small_data import (
@@ -26,6 +27,7 @@ from regard.tasks.small_data import (
 )
 from regard.training.optim import Muon, make_optimizers
 from regard.weights import Run
+from tests.conftest import SMALL_TRANSLATOR
 from tests.training.test_training import quick
 
 
@@ -252,6 +254,17 @@ def test_minutes_set_the_number_of_epochs(picture_folder, tmp_path, monkeypatch,
     assert all(torch.equal(a[name], b[name]) for name in a), "measuring must leave no trace"
     with pytest.raises(ConfigError, match="minutes is given beside"):
         quick(picture_folder, tmp_path / "both", epochs=2, minutes=1)
+
+
+def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypatch, capsys):
+    timing = Timing(first=0.0, step=1.0, validation=0.0, loss=1.0, steps=800)  # of 100 epochs, unless said otherwise
+    monkeypatch.setattr("regard.run.runner.measure", lambda *_: timing)
+    small = SMALL_TRANSLATOR | {"recipe": "translate", "batch_tokens": 512, "quiet": False}
+    for minutes, epochs, told in ((1.0, 7, "7 epochs of about 8.0 s"), (0.1, 1, "more than the 0.1 min asked for")):
+        used = settings_of(begin(pairs_folder, tmp_path / str(minutes), minutes=minutes, **small))
+        said = capsys.readouterr().err
+        assert (used["steps"]["value"], used["epochs"]["value"], told in said) == (None, epochs, True)
+        assert "steps=" not in said
 
 
 def test_grey_pictures_stored_as_colour_are_grey(tmp_path):

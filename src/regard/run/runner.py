@@ -235,7 +235,7 @@ def prepare(task: Task, progress: Progress, state: State | None = None, folder: 
         per_epoch = math.ceil(task.batches_per_epoch() / optim.accumulate)
         job.config = job.config.change({"epochs": math.ceil(optim.steps / per_epoch)})
         job.origins["epochs"] = "auto"
-    hidden = {"recipe", "out"} | ({"epochs"} if optim.steps else set())
+    hidden = {"recipe", "out"} | ({"epochs"} if optim.steps or optim.minutes else set())
     values = job.config.flat()
     chosen = [n for n, origin in job.origins.items() if origin in ("recipe", "auto") and n not in hidden]
     said = ", ".join(f"{name}={values[name]}" for name in chosen if values.get(name) is not None)
@@ -370,9 +370,13 @@ def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
         raise ConfigError("minutes is for one process", do="give --epochs or --steps")
     timing, optim = measure(task, progress), job.config.optim
     epoch = timing.step * timing.steps / optim.epochs + timing.validation
-    epochs = max(1, int((60 * (optim.minutes or 0) - timing.first) / epoch))
-    progress.say(f"{counted(epochs, 'epochs')} of about {epoch:.1f} s here fit in the {optim.minutes:g} min asked for")
-    job.config, job.origins["epochs"] = job.config.change({"epochs": epochs}), "auto"
+    epochs = int((60 * (optim.minutes or 0) - timing.first) / epoch)
+    asked = f"the {optim.minutes:g} min asked for"
+    if epochs < 1:
+        progress.say(f"warning: one epoch takes about {epoch:.1f} s here, more than {asked}")
+    else:
+        progress.say(f"{counted(epochs, 'epochs')} of about {epoch:.1f} s here for {asked}")
+    job.config, job.origins["epochs"] = job.config.change({"epochs": max(1, epochs)}), "auto"
     again = type(task)(job)
     prepare(again, Progress(quiet=True))
     return again
