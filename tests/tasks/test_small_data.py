@@ -3,6 +3,7 @@
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from regard.tasks.small_data import (
     choose_shape,
 )
 from regard.training.optim import Muon, make_optimizers
+from regard.training.step import Step
 from regard.weights import Run
 from tests.conftest import SMALL_TRANSLATOR
 from tests.training.test_training import quick
@@ -265,6 +267,27 @@ def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypat
         said = capsys.readouterr().err
         assert (used["steps"]["value"], used["epochs"]["value"], told in said) == (None, epochs, True)
         assert "steps=" not in said
+
+
+def test_minutes_count_the_shorter_steps_of_low_resolution(picture_folder, tmp_path, monkeypatch):
+    """By a clock on which a step on 16 × 16 pixels takes a second, and all else no time."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    whole = Step.train_step
+
+    def step(self, batches):
+        clock.now += math.prod(batches[0].inputs["image"].shape[2:]) / 16**2
+        return whole(self, batches)
+
+    monkeypatch.setattr(Step, "train_step", step)
+    monkeypatch.setattr("regard.run.runner.time", clock)
+    small = tiny(model="vit_nano", size=16, batch_size=8, minutes=1.0)
+    del small["epochs"]
+    for share in (0.0, 0.5):
+        run = begin(picture_folder, tmp_path / str(share), low_res=share, **small)
+        steps = math.ceil([row["split"] for row in run.read_rows("splits.csv")].count("train") / 8)
+        low = (12 / 16) ** 2
+        first, mean = (1 + low, (1 + low) / 2) if share else (1, 1)
+        assert settings_of(run)["epochs"]["value"] == int((60 - first) / (steps * mean))
 
 
 def test_grey_pictures_stored_as_colour_are_grey(tmp_path):

@@ -323,7 +323,10 @@ def report(run: Run) -> None:
 
 
 class Timing(NamedTuple):
-    """Seconds of a first step, of each later one with its loading, and of a validation; the first loss; all steps."""
+    """Seconds of a first step, of each later one with its loading, and of a validation; the first loss; all steps.
+
+    Where the first epochs are of low resolution, `step` is the mean over a run, and `first` a step of each size.
+    """
 
     first: float
     step: float
@@ -338,20 +341,14 @@ def measure(task: Task, progress: Progress) -> Timing:
     few = min(64, samples)
     validation = task.loader("val", limit=few)
     training = make_training(task, validation, NullWriter(), progress, ALONE)
-    training.history.epoch = optim.epochs  # the first ones may be of low resolution
-    batches, times, loss, validated = training.batches(), list[float](), 0.0, 0.0
+    share, validated = task.job.config.flat().get("low_res", 0.0), 0.0
     task.model.train()
     training.step.set_lr(0.0)
     try:
-        least = 12 if task.device.type == "cuda" else 3  # there, the first four compile and record
-        while len(times) < least or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
-            begun = time.monotonic()
-            some = list(itertools.islice(batches, optim.accumulate))
-            if not some:
-                break
-            value = float(training.step.train_step(some)[0]) / len(some)
-            loss = loss or value
-            times.append(time.monotonic() - begun)
+        first, step, loss = _time_steps(training, optim.epochs)
+        if share:
+            again, small, _ = _time_steps(training, 1)
+            first, step = first + again, share * small + (1 - share) * step
         for _ in range(1 + (task.device.type == "cuda")):  # there, the first time chooses kernels
             begun = time.monotonic()
             training.figures(lambda *_: None)
@@ -359,8 +356,23 @@ def measure(task: Task, progress: Progress) -> Timing:
     finally:
         training.feed.close()
         validation.close()
+    return Timing(first, step, validated, loss, training.steps)
+
+
+def _time_steps(training: Training, epoch: int) -> tuple[float, float, float]:
+    """Seconds of an epoch's first step and of each later one with its loading, and the first loss."""
+    training.history.epoch = epoch
+    batches, times, losses = training.batches(), list[float](), list[float]()
+    least = 12 if training.device.type == "cuda" else 3  # there, the first four compile and record
+    while len(times) < least or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
+        begun = time.monotonic()
+        some = list(itertools.islice(batches, training.config.optim.accumulate))
+        if not some:
+            break
+        losses.append(float(training.step.train_step(some)[0]) / len(some))
+        times.append(time.monotonic() - begun)
     later = times[max(1, len(times) // 2) :] or times
-    return Timing(times[0], sum(later) / len(later), validated, loss, training.steps)
+    return times[0], sum(later) / len(later), losses[0]
 
 
 def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
