@@ -175,6 +175,7 @@ REFUSED = {
     "predict run a.png --best 2": "--best is not for classification",
     "predict run a.png --out a.xlsx": "end --out in .csv or .json",
     "explain run a.png --kind cross": "--kind is not for classification",
+    "explain folds a.csv --out a.png": "--out is for pictures of one run",
     "inspect nowhere": "there is no such run",
     "probe nowhere digits": "there is no such run",
     "report nowhere": "there is no such run",
@@ -188,12 +189,14 @@ def test_refusals_come_before_torch(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"data": "digits", "task": "classification", "settings": {}}')
     (tmp_path / "run" / "splits.csv").write_text("")
+    (tmp_path / "folds").mkdir()
+    (tmp_path / "folds" / "folds.json").write_text('{"task": "classification"}')
     given = answers([line.split() for line in REFUSED], tmp_path)
     for (line, words), (code, text) in zip(REFUSED.items(), given, strict=True):
         assert code == 2, (line, text)
         assert words in text, (line, text)
         assert "Traceback" not in text
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "folds"}
 
 
 def test_configs_name_the_family_that_the_registry_finds_them_in():

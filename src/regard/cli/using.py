@@ -141,10 +141,10 @@ def run_explain(words: Sequence[str]) -> None:
     )
     _options(parser, "ExplainOptions")
     given = parse(parser, words)
-    run, inputs = given.pop("run"), given.pop("inputs")
-    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    run, inputs, quiet = given.pop("run"), given.pop("inputs"), given.pop("quiet", False)
     if (Path(run).expanduser() / "folds.json").is_file():
         return _explain_folds(run, inputs, given, quiet)
+    out = Path(given.pop("out", "explanation.png"))
     _, loading, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.data.volumes import is_nifti
@@ -160,6 +160,9 @@ def run_explain(words: Sequence[str]) -> None:
 
 def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> None:
     """Maps of several folds against the masks of the table: each subject by the network that has not seen it."""
+    if "out" in given:
+        what = "--out is for pictures of one run; the scores of several folds are in the report of their folder"
+        raise ConfigError(what, where=folder, do="leave --out out, or explain one of the folds")
     _, loading, options = _of_task(str(Path(folder).expanduser() / "fold1"), "ExplainOptions", given)
     if len(inputs) != 1 or loading:
         raise ConfigError("folds are explained on the table they were trained on", do="give that table alone")
