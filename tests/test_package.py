@@ -156,6 +156,8 @@ REFUSED = {
     "train digits --learning-rate 1": "it is called --lr",
     "train digits --arch vit_nano": "it is called --model",
     "train digits --imgsz 8": "it is called --size",
+    "train digits --ray 2 --seeds 2 --out zz": "does not go with --seeds",
+    "train digits --ray 2 --jobs 3 --retrain 4 --out zz": "does not go with --jobs or --retrain",
     "train digits --xyzzy 8": "see regard train --help",
     "train digits --flip False": "a switch takes no value: give --NAME or --no-NAME",
     "train digits --size 1": "size=1 leaves no image to see",
