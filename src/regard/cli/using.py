@@ -102,10 +102,13 @@ def run_predict(words: Sequence[str]) -> None:
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
     _, loading, options = _of_task(run, "PredictOptions", given)
+    shown = {name: options.pop(name) for name in ("top",) if name in options}
+    if out and shown:
+        what = "--top is for what is printed: a file has the label, its probability and those of all classes"
+        raise ConfigError(what, do="leave out --top or --out")
     from regard import api
 
     predictor: Any = api.load(run, quiet=quiet, **loading)
-    shown = {name: options.pop(name) for name in ("top",) if name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
     chosen = predictor.inputs(inputs)
