@@ -181,6 +181,8 @@ REFUSED = {
     "explain folds a.csv --out a.png": "--out is for pictures of one run",
     "inspect nowhere": "there is no such run",
     "probe nowhere digits": "there is no such run",
+    "probe run digits --methods linear --shots 1 --draws 3": "--shots is for the probe few_shot",
+    "probe run digits --methods few_shot,linear --neighbours 3": "--neighbours is for the probe neighbours",
     "report nowhere": "there is no such run",
     "compare nowhere run": "there is no such run",
     "convert nowhere out.npz --to google": "there is no such run",

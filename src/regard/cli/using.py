@@ -15,6 +15,7 @@ from regard.cli.flags import Parser, Switch, add_opening, add_options, checked_o
 from regard.cli.making import Quiet, require_path
 from regard.console import Progress, columns, interval
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
+from regard.tasks.image_options import check_probe_options
 
 
 def _options(parser: Parser, kind: str) -> set[str]:
@@ -232,12 +233,12 @@ class Probe:
     """Which probes, with commas."""
     shots: str | None = None
     """Training images per class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are."""
-    draws: int = 5
-    """How often the shots are drawn."""
-    neighbours: int = 20
-    """Nearest training images that vote."""
-    seed: int = 0
-    """Decides which images are drawn."""
+    draws: int | None = None
+    """How often the shots are drawn. Default: 5."""
+    neighbours: int | None = None
+    """Nearest training images that vote. Default: 20."""
+    seed: int | None = None
+    """Decides which images are drawn. Default: 0."""
     size: tuple[int, ...] | None = None
     """Size of the network's input: one number, or height and width. Default: as the weights say."""
     heads: int | None = None
@@ -259,15 +260,17 @@ class Probe:
     def run(self) -> None:
         require_path(self.run_folder)
         tasks.require_data(self.data)
-        from regard import api
-
         try:
             shots = None if self.shots is None else [int(word) for word in self.shots.split(",")]
         except ValueError:
             raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10") from None
+        methods = self.methods.split(",")
+        options = {"shots": shots, "draws": self.draws, "neighbours": self.neighbours, "seed": self.seed}
+        check_probe_options(methods, **options)
+        from regard import api
+
         result = api.probe(
-            self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
-            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, keep=self.keep,
+            self.run_folder, self.data, methods=methods, **options, out=self.out, keep=self.keep,
             quiet=self.quiet, **_fields(self.size, self.heads), **self._how(),
         )  # fmt: skip
         print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
