@@ -29,7 +29,7 @@ from regard.tasks.small_data import (
 from regard.training.optim import Muon, make_optimizers
 from regard.training.step import Step
 from regard.weights import Run
-from tests.conftest import SMALL_TRANSLATOR
+from tests.conftest import SMALL_TRANSLATOR, make_folder
 from tests.training.test_training import quick
 
 
@@ -288,6 +288,19 @@ def test_minutes_count_the_shorter_steps_of_low_resolution(picture_folder, tmp_p
         low = (12 / 16) ** 2
         first, mean = (1 + low, (1 + low) / 2) if share else (1, 1)
         assert settings_of(run)["epochs"]["value"] == int((60 - first) / (steps * mean))
+
+
+def test_settings_of_the_cut_are_refused_where_the_data_names_all_splits(tmp_path):
+    for part in ("train", "val", "test"):
+        make_folder(tmp_path / "data" / part, per_class=4)
+    for setting in ({"holdout": 0.4}, {"split_seed": 3}):
+        with pytest.raises(ConfigError, match="is not for this data: it names its own splits"):
+            regard.train(tmp_path / "data", out=tmp_path / "run", **tiny(**setting))
+    assert not (tmp_path / "run").exists()
+    cut = begin(tmp_path / "data" / "train", tmp_path / "cut", **tiny(split_seed=3, holdout=0.3))
+    assert settings_of(cut)["holdout"]["value"] == 0.3
+    of_recipe = begin(tmp_path / "data", tmp_path / "recipe", **tiny(recipe="cifar", model="vit_nano", size=16))
+    assert settings_of(of_recipe)["holdout"] == {"value": 0.02, "origin": "recipe"}
 
 
 def test_grey_pictures_stored_as_colour_are_grey(tmp_path):

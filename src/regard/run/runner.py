@@ -19,6 +19,7 @@ from torch import nn
 from regard import registry, tasks
 from regard.console import Progress, columns
 from regard.data.dataset import Dataset, leaked
+from regard.data.splits import refuse_unused_cut
 from regard.errors import ConfigError, RunError, counted, did_you_mean
 from regard.report import write_report
 from regard.run.compute import compute_of
@@ -73,6 +74,7 @@ def start(
         dataset = open_dataset(task_class, data, asked, dataset, progress)
         progress.say(f"{data}: {dataset.summary()}; task: {entry.name} ({why})")
         dataset.require_usable(asked.data.unreadable)
+        refuse_unused_cut(settings, given or dataset.given_splits(), data)
         weights = task_class.start(asked, settings.get("model"), dataset)
         config, origins, why_these = settle(entry, task_class, dataset, settings, weights)
         if why_these:

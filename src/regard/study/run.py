@@ -10,6 +10,7 @@ from typing import Any
 from regard import api, tasks
 from regard.console import Progress, time_left
 from regard.data import ImageDataset, split
+from regard.data.splits import refuse_unused_cut
 from regard.errors import ConfigError, DivergedError
 from regard.run.pool import each
 from regard.run.settle import check_settings, settle
@@ -68,6 +69,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
 
 def with_settings(study: Study, scan: ImageDataset) -> Study:
     """The study with default sizes, checked against the data, and one batch size for all sizes."""
+    refuse_unused_cut(study.settings, scan.given_splits(), study.data)
     configs = []
     for fields in study.arms.values():  # invalid settings of an arm raise an error before anything runs
         settings = study.settings | fields
