@@ -104,6 +104,16 @@ def test_a_map_is_told_with_its_checks_or_without(cli, run_folder, digit_files, 
     assert cli(*bare, "--checks", "some")[0] == 2
 
 
+def test_a_map_that_does_not_depend_on_the_target_is_told(cli, run_folder, digit_files, tmp_path):
+    words = ("explain", run_folder, digit_files / "3.png", "--target", "3", "--out", tmp_path / "why.png")
+    for method, told in (("rollout", True), ("attention", True), ("chefer", False), ("integrated_gradients", False)):
+        code, _, err = cli(*words, "--checks", "none", "--method", method)
+        assert (code, f"{method} reads attention alone" in err) == (0, told)
+        assert "only its checks are of 3" not in err
+    assert "only its checks are of 3" in cli(*words, "--method", "rollout")[2]
+    assert "reads attention alone" not in cli(*words[:3], "--checks", "none", "--method", "rollout", *words[-2:])[2]
+
+
 def test_many_explanations_fill_several_pages(cli, run_folder, digit_files, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.explain.draw.ROWS", 2)
     flags = ("--out", tmp_path / "why.svg", "--method", "attention", "--head", 1)

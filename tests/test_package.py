@@ -224,6 +224,8 @@ REFUSED = {
     "train digits --learning-rate 1": "it is called --lr",
     "train digits --arch vit_nano": "it is called --model",
     "train digits --imgsz 8": "it is called --size",
+    "train digits --ray 2 --seeds 2 --out zz": "does not go with --seeds",
+    "train digits --ray 2 --jobs 3 --retrain 4 --out zz": "does not go with --jobs or --retrain",
     "train digits --xyzzy 8": "see regard train --help",
     "train digits --flip False": "a switch takes no value: give --NAME or --no-NAME",
     "train digits --size 1": "size=1 leaves no image to see",
@@ -251,9 +253,13 @@ REFUSED = {
     "predict nowhere a.png": "there is no such run",
     "predict run a.png --best 2": "--best is not for classification",
     "predict run a.png --out a.xlsx": "end --out in .csv or .json",
+    "predict run a.png --top 1 --out a.csv": "--top is for what is printed",
     "explain run a.png --kind cross": "--kind is not for classification",
+    "explain folds a.csv --out a.png": "--out is for pictures of one run",
     "inspect nowhere": "there is no such run",
     "probe nowhere digits": "there is no such run",
+    "probe run digits --methods linear --shots 1 --draws 3": "--shots is for the probe few_shot",
+    "probe run digits --methods few_shot,linear --neighbours 3": "--neighbours is for the probe neighbours",
     "report nowhere": "there is no such run",
     "compare nowhere run": "there is no such run",
     "convert nowhere out.npz --to google": "there is no such run",
@@ -265,12 +271,14 @@ def test_refusals_come_before_torch(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"data": "digits", "task": "classification", "settings": {}}')
     (tmp_path / "run" / "splits.csv").write_text("")
+    (tmp_path / "folds").mkdir()
+    (tmp_path / "folds" / "folds.json").write_text('{"task": "classification"}')
     given = answers([line.split() for line in REFUSED], tmp_path)
     for (line, words), (code, text) in zip(REFUSED.items(), given, strict=True):
         assert code == 2, (line, text)
         assert words in text, (line, text)
         assert "Traceback" not in text
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "folds"}
 
 
 def test_configs_name_the_family_that_the_registry_finds_them_in():

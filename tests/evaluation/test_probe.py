@@ -183,6 +183,12 @@ def test_without_validation_images_nothing_is_chosen(parts, method):
     assert run_probes(parts._replace(val=empty), NAMES, methods=["neighbours"])
 
 
+@pytest.mark.parametrize("given", [{"shots": [1]}, {"draws": 3}, {"seed": 0}, {"neighbours": 5}], ids=str)
+def test_options_of_probes_that_are_not_asked_for_are_refused(given, tmp_path):
+    with pytest.raises(ConfigError, match=f"--{next(iter(given))} is for the probe"):
+        regard.probe(tmp_path, "digits", methods=["linear"], **given)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run on pictures whose splits are cut with a seed and share that are not the usual ones."""

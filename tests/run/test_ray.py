@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 import regard
-from regard import cli
 from regard.errors import ConfigError, DataError, RunError
 from regard.training import load_state
 from tests.conftest import make_folder
@@ -99,14 +98,6 @@ def test_what_cannot_run_on_ray_is_said_before_ray_is_started(picture_folder, tm
         regard.train_on_ray(tmp_path / "nothing", out=tmp_path / "run")
     with pytest.raises(ConfigError, match="batchs"):
         regard.train_on_ray(picture_folder, out=tmp_path / "run", batchs=3)
-
-
-def test_the_command_line_says_what_does_not_go_with_ray(picture_folder, tmp_path, monkeypatch, capsys):
-    words = ["train", str(picture_folder), "--ray", "2", "--out", str(tmp_path / "run"), "--seeds", "2"]
-    monkeypatch.setattr("sys.argv", ["regard", *words])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "--ray goes with neither" in capsys.readouterr().err
 
 
 def test_without_ray_the_way_to_install_it_is_said(picture_folder, tmp_path, monkeypatch):

@@ -425,7 +425,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(picture_folder, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_times_whole_pictures(picture_folder, tmp_path, monkeypatch):
+def test_a_dry_run_times_pictures_of_both_sizes(picture_folder, tmp_path, monkeypatch):
     sizes, whole = set(), Step.train_step
 
     def watched(step, batches):
@@ -434,4 +434,4 @@ def test_a_dry_run_times_whole_pictures(picture_folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Step, "train_step", watched)
     quick(picture_folder, tmp_path / "run", dry_run=True, low_res=0.9)
-    assert sizes == {(16, 16)}
+    assert sizes == {(16, 16), (12, 12)}

@@ -10,7 +10,7 @@ import pytest
 import regard
 from regard import api
 from regard.errors import ConfigError, RunError
-from regard.study import transfer
+from regard.study import norm, run_study, transfer, transfer_size
 from regard.study.transfer_table import TransferTable
 from regard.weights import Run
 from tests.conftest import make_folder, whole_runs
@@ -89,6 +89,19 @@ def test_it_resumes_grows_and_stops_in_time(made, monkeypatch):
     other = make_folder(made.out.parent / "more" / "photos", per_class=21, side=16)
     with pytest.raises(RunError, match="other data called photos"):
         transfer([other], models, seeds=2, out=made.out, **QUICK)
+
+
+def test_settings_of_the_cut_are_refused_before_a_study_runs(tmp_path):
+    for part in ("train", "val", "test"):
+        make_folder(tmp_path / "photos" / part, per_class=8, side=16)
+    data = tmp_path / "photos"
+    with pytest.raises(ConfigError, match="--holdout is not for this data"):
+        transfer(["digits", data], ["mlp_nano"], out=tmp_path / "table", holdout=0.3, **QUICK)
+    with pytest.raises(ConfigError, match="--split-seed is not for this data"):
+        transfer_size("digits", data, ("mlp_nano",), (90,), out=tmp_path / "size", tune={"split_seed": 1}, quiet=True)
+    with pytest.raises(ConfigError, match="--holdout is not for this data"):
+        run_study(norm(data, out=tmp_path / "norm", holdout=0.3), quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_differences_are_paired_and_doubtful_ones_say_so():

@@ -3,6 +3,7 @@
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import regard
 from regard import tasks
 from regard.errors import ConfigError
 from regard.networks.resnet.network import Basic
+from regard.run.runner import Timing
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.task import Task
 from regard.tasks.small_data import (
@@ -25,7 +27,9 @@ from regard.tasks.small_data import (
     choose_shape,
 )
 from regard.training.optim import Muon, make_optimizers
+from regard.training.step import Step
 from regard.weights import Run
+from tests.conftest import SMALL_TRANSLATOR, make_folder
 from tests.training.test_training import quick
 
 
@@ -252,6 +256,51 @@ def test_minutes_set_the_number_of_epochs(picture_folder, tmp_path, monkeypatch,
     assert all(torch.equal(a[name], b[name]) for name in a), "measuring must leave no trace"
     with pytest.raises(ConfigError, match="minutes is given beside"):
         quick(picture_folder, tmp_path / "both", epochs=2, minutes=1)
+
+
+def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypatch, capsys):
+    timing = Timing(first=0.0, step=1.0, validation=0.0, loss=1.0, steps=800)  # of 100 epochs, unless said otherwise
+    monkeypatch.setattr("regard.run.runner.measure", lambda *_: timing)
+    small = SMALL_TRANSLATOR | {"recipe": "translate", "batch_tokens": 512, "quiet": False}
+    for minutes, epochs, told in ((1.0, 7, "7 epochs of about 8.0 s"), (0.1, 1, "more than the 0.1 min asked for")):
+        used = settings_of(begin(pairs_folder, tmp_path / str(minutes), minutes=minutes, **small))
+        said = capsys.readouterr().err
+        assert (used["steps"]["value"], used["epochs"]["value"], told in said) == (None, epochs, True)
+        assert "steps=" not in said
+
+
+def test_minutes_count_the_shorter_steps_of_low_resolution(picture_folder, tmp_path, monkeypatch):
+    """By a clock on which a step on 16 × 16 pixels takes a second, and all else no time."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    whole = Step.train_step
+
+    def step(self, batches):
+        clock.now += math.prod(batches[0].inputs["image"].shape[2:]) / 16**2
+        return whole(self, batches)
+
+    monkeypatch.setattr(Step, "train_step", step)
+    monkeypatch.setattr("regard.run.runner.time", clock)
+    small = tiny(model="vit_nano", size=16, batch_size=8, minutes=1.0)
+    del small["epochs"]
+    for share in (0.0, 0.5):
+        run = begin(picture_folder, tmp_path / str(share), low_res=share, **small)
+        steps = math.ceil([row["split"] for row in run.read_rows("splits.csv")].count("train") / 8)
+        low = (12 / 16) ** 2
+        first, mean = (1 + low, (1 + low) / 2) if share else (1, 1)
+        assert settings_of(run)["epochs"]["value"] == int((60 - first) / (steps * mean))
+
+
+def test_settings_of_the_cut_are_refused_where_the_data_names_all_splits(tmp_path):
+    for part in ("train", "val", "test"):
+        make_folder(tmp_path / "data" / part, per_class=4)
+    for setting in ({"holdout": 0.4}, {"split_seed": 3}):
+        with pytest.raises(ConfigError, match="is not for this data: it names its own splits"):
+            regard.train(tmp_path / "data", out=tmp_path / "run", **tiny(**setting))
+    assert not (tmp_path / "run").exists()
+    cut = begin(tmp_path / "data" / "train", tmp_path / "cut", **tiny(split_seed=3, holdout=0.3))
+    assert settings_of(cut)["holdout"]["value"] == 0.3
+    of_recipe = begin(tmp_path / "data", tmp_path / "recipe", **tiny(recipe="cifar", model="vit_nano", size=16))
+    assert settings_of(of_recipe)["holdout"] == {"value": 0.02, "origin": "recipe"}
 
 
 def test_grey_pictures_stored_as_colour_are_grey(tmp_path):

@@ -95,11 +95,12 @@ def _make(making: Making, words: Sequence[str]) -> None:
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
     if ray is not None:
+        several = {"seeds": seeds != 1, "folds": folds != 1, "jobs": jobs != 1, "retrain": retrain != 0}
+        if unfit := [name for name, asked in ({"dry-run": dry_run} | several).items() if asked]:
+            what = f"--ray trains one run in several processes, and does not go with --{' or --'.join(unfit)}"
+            raise ConfigError(what, do="leave one of them out; --jobs trains several folds at a time")
         from regard.run.ray import train_on_ray
 
-        if dry_run or seeds != 1 or folds != 1:
-            what = "--ray goes with neither --dry-run, --seeds nor --folds"
-            raise ConfigError(what, do="leave one of them out; --jobs trains several folds at a time")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
         return tell_run(train_on_ray(data, processes=ray, **same, **given))

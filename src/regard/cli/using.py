@@ -15,6 +15,7 @@ from regard.cli.flags import Parser, Switch, add_opening, add_options, checked_o
 from regard.cli.making import Quiet, require_path
 from regard.console import Progress, columns, interval, shown
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
+from regard.tasks.image_options import check_probe_options
 
 
 def _options(parser: Parser, kind: str) -> set[str]:
@@ -98,11 +99,14 @@ def run_predict(words: Sequence[str]) -> None:
         raise ConfigError(what, do="end --out in .csv or .json")
     quiet = given.pop("quiet", False)
     entry, loading, options = _of_task(run, "PredictOptions", given)
+    kinds = fields(entry.settings.PredictOptions)
+    printed = {f.name: options.pop(f.name) for f in kinds if f.metadata["shows"] and f.name in options}
+    if out and printed:
+        what = f"--{' and --'.join(printed)} is for what is printed: a file has the label and everything behind it"
+        raise ConfigError(what, do=f"leave out --{next(iter(printed))} or --out")
     from regard import api
 
     predictor: Any = api.load(run, quiet=quiet, **loading)
-    kinds = fields(entry.settings.PredictOptions)
-    shown = {f.name: options.pop(f.name) for f in kinds if f.metadata["shows"] and f.name in options}
     failed: list[DataError] = []
     together = {"batch_size": 1} if inputs == ["-"] and sys.stdin.isatty() else {}
     chosen = predictor.inputs(inputs)
@@ -120,7 +124,7 @@ def run_predict(words: Sequence[str]) -> None:
                 print(predictor.save(kept, Path(out)))
         made = kept
     if not out:
-        predictor.show(made, **shown, **options)
+        predictor.show(made, **printed, **options)
     refuse_failed(failed)
 
 
@@ -138,10 +142,10 @@ def run_explain(words: Sequence[str]) -> None:
     )
     _options(parser, "ExplainOptions")
     given = parse(parser, words)
-    run, inputs = given.pop("run"), given.pop("inputs")
-    out, quiet = Path(given.pop("out", "explanation.png")), given.pop("quiet", False)
+    run, inputs, quiet = given.pop("run"), given.pop("inputs"), given.pop("quiet", False)
     if (Path(run).expanduser() / "folds.json").is_file():
         return _explain_folds(run, inputs, given, quiet)
+    out = Path(given.pop("out", "explanation.png"))
     _, loading, options = _of_task(run, "ExplainOptions", given)
     from regard import api
     from regard.data.volumes import is_nifti
@@ -157,6 +161,9 @@ def run_explain(words: Sequence[str]) -> None:
 
 def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> None:
     """Maps of several folds against the masks of the table: each subject by the network that has not seen it."""
+    if "out" in given:
+        what = "--out is for pictures of one run; the scores of several folds are in the report of their folder"
+        raise ConfigError(what, where=folder, do="leave --out out, or explain one of the folds")
     _, loading, options = _of_task(str(Path(folder).expanduser() / "fold1"), "ExplainOptions", given)
     if len(inputs) != 1 or loading:
         raise ConfigError("folds are explained on the table they were trained on", do="give that table alone")
@@ -191,8 +198,8 @@ class Compare:
                 decimals = entry.decimals(name)
                 form, difference = f"+.{decimals}f", made.difference
                 tests = ", ".join(f"{test} {p:.4f}" for test, p in made.tests.items())
-                shown = interval(difference._asdict(), form)
-                rows.append((other, name, f"{difference.value:{form}}", shown, tests))
+                limits = interval(difference._asdict(), form)
+                rows.append((other, name, f"{difference.value:{form}}", limits, tests))
                 verdicts.append(f"{other}, {name}: {made.verdict(decimals)}")
         print(f"difference to {self.runs[0]}")
         print(columns(("run", "figure", "difference", "95 % interval", "p"), rows))
@@ -223,12 +230,12 @@ class Probe:
     """Which probes, with commas."""
     shots: str | None = None
     """Training images per class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are."""
-    draws: int = 5
-    """How often the shots are drawn."""
-    neighbours: int = 20
-    """Nearest training images that vote."""
-    seed: int = 0
-    """Decides which images are drawn."""
+    draws: int | None = None
+    """How often the shots are drawn. Default: 5."""
+    neighbours: int | None = None
+    """Nearest training images that vote. Default: 20."""
+    seed: int | None = None
+    """Decides which images are drawn. Default: 0."""
     size: tuple[int, ...] | None = None
     """Size of the network's input: one number, or height and width. Default: as the weights say."""
     heads: int | None = None
@@ -250,15 +257,17 @@ class Probe:
     def run(self) -> None:
         require_path(self.run_folder)
         tasks.require_data(self.data)
-        from regard import api
-
         try:
             shots = None if self.shots is None else [int(word) for word in self.shots.split(",")]
         except ValueError:
             raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10") from None
+        methods = self.methods.split(",")
+        options = {"shots": shots, "draws": self.draws, "neighbours": self.neighbours, "seed": self.seed}
+        check_probe_options(methods, **options)
+        from regard import api
+
         result = api.probe(
-            self.run_folder, self.data, methods=self.methods.split(","), shots=shots,
-            draws=self.draws, neighbours=self.neighbours, seed=self.seed, out=self.out, keep=self.keep,
+            self.run_folder, self.data, methods=methods, **options, out=self.out, keep=self.keep,
             quiet=self.quiet, **_fields(self.size, self.heads), **self._how(),
         )  # fmt: skip
         print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [

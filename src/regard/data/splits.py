@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
 
 import numpy as np
 
 from regard.data.dataset import UNUSED, Dataset
 from regard.data.random import uniforms
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 
 
 def split(
@@ -46,6 +47,19 @@ def split(
         note += "; there is no test split, so figures are on val, which also chose the weights"
     dataset.require_trainable(names)
     return names, note
+
+
+def refuse_unused_cut(asked: Mapping[str, Any], given: Collection[str | None], where: object) -> None:
+    """An error for settings of the cut that are asked for where the data names all splits, so that `split` cuts none.
+
+    >>> refuse_unused_cut({"holdout": 0.3}, ["train", "test"], "data"), refuse_unused_cut({}, ["train", "val"], "data")
+    (None, None)
+    """
+    for name in ("holdout", "split_seed"):
+        if "val" in given and asked.get(name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            what = f"{flag} is not for this data: it names its own splits"
+            raise ConfigError(what, where=where, do=f"leave {flag} out")
 
 
 def _and(words: list[str]) -> str:

@@ -9,6 +9,7 @@ from regard.explain.explanation import (
     explain,
     reported,
     sensible,
+    target_note,
 )
 from regard.explain.faithfulness import faithfulness
 from regard.explain.flow import Start
@@ -56,6 +57,7 @@ __all__ = [
     "reported",
     "rollout",
     "sensible",
+    "target_note",
     "visualise",
     "with_test_time_registers",
     "word_deletion",

@@ -81,6 +81,8 @@ METHODS: dict[str, Method] = {
     "integrated_gradients": Method(methods.integrated_gradients, "model", ("steps",), tokens="first"),
     "occlusion": Method(methods.occlusion, "model", ("window",)),
 }
+FROM_ATTENTION = tuple(name for name, method in METHODS.items() if method.reads == "attention")
+"""Methods whose maps are the same for every target."""
 DEFAULT = "integrated_gradients"
 """Suits every network; docs/methods.md compares it with the others."""
 REPORTED = ("rollout", "integrated_gradients")
@@ -117,6 +119,7 @@ class Explanation:
     method: str
     options: dict[str, Any]
     target: str
+    """The output that is explained. Maps of methods that read attention alone are the same for every one."""
     prediction: Predicted
     scores: Faithfulness | None
     """None where checks were not asked for, or where the map is the same everywhere."""
@@ -237,6 +240,18 @@ def attends(model: Network) -> bool:
 def joined(model: Network) -> bool:
     """Whether a convolutional network beside the tokens has a part in the prediction."""
     return bool(getattr(getattr(model, "config", None), "cnn", None))
+
+
+def target_note(method: str, target: str | None, checked: bool = True) -> str | None:
+    """What to say where a target is asked for and the map does not depend on it.
+
+    >>> target_note("rollout", "cat"), target_note("chefer", "cat"), target_note("rollout", None)
+    ('rollout reads attention alone: the map is the same for every target, and only its checks are of cat', None, None)
+    """
+    if target is None or method not in FROM_ATTENTION:
+        return None
+    checks = f", and only its checks are of {target}" if checked else ""
+    return f"{method} reads attention alone: the map is the same for every target{checks}"
 
 
 def sensible(model: Network) -> tuple[str, ...]:

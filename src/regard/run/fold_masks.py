@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.console import Progress
 from regard.errors import ConfigError, DataError
-from regard.explain import DEFAULT, Explanation
+from regard.explain import DEFAULT, Explanation, target_note
 from regard.explain.mask_scores import MaskScore, mask_rows, score_masks
 from regard.run.folds import is_folds, report_folds
 from regard.run.using import load
@@ -26,6 +26,8 @@ def explain_folds(
     if not is_folds(folder):
         raise ConfigError("this is no folder of folds", where=folder, do="train with --folds, or explain a run")
     place, progress = Run(Path(folder).expanduser()), Progress(quiet)
+    if note := target_note(method, options.get("target"), options.get("checks") == "all"):
+        progress.say(note)
     made = list[Explanation]()
     for fold in sorted(place.path.glob("fold*/summary.json")):
         made += _explain_fold(Run(fold.parent), data, method, most, device, progress, options)

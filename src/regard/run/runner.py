@@ -19,6 +19,7 @@ from torch import nn
 from regard import registry, tasks
 from regard.console import Progress, columns
 from regard.data.dataset import Dataset, leaked
+from regard.data.splits import refuse_unused_cut
 from regard.errors import ConfigError, RunError, counted, did_you_mean
 from regard.report import write_report
 from regard.run.compute import compute_of
@@ -73,6 +74,7 @@ def start(
         dataset = open_dataset(task_class, data, asked, dataset, progress)
         progress.say(f"{data}: {dataset.summary()}; task: {entry.name} ({why})")
         dataset.require_usable(asked.data.unreadable)
+        refuse_unused_cut(settings, given or dataset.given_splits(), data)
         weights = task_class.start(asked, settings.get("model"), dataset)
         config, origins, why_these = settle(entry, task_class, dataset, settings, weights)
         if why_these:
@@ -235,7 +237,7 @@ def prepare(task: Task, progress: Progress, state: State | None = None, folder: 
         per_epoch = math.ceil(task.batches_per_epoch() / optim.accumulate)
         job.config = job.config.change({"epochs": math.ceil(optim.steps / per_epoch)})
         job.origins["epochs"] = "auto"
-    hidden = {"recipe", "out"} | ({"epochs"} if optim.steps else set())
+    hidden = {"recipe", "out"} | ({"epochs"} if optim.steps or optim.minutes else set())
     values = job.config.flat()
     chosen = [n for n, origin in job.origins.items() if origin in ("recipe", "auto") and n not in hidden]
     said = ", ".join(f"{name}={values[name]}" for name in chosen if values.get(name) is not None)
@@ -324,7 +326,10 @@ def report(run: Run) -> None:
 
 
 class Timing(NamedTuple):
-    """Seconds of a first step, of each later one with its loading, and of a validation; the first loss; all steps."""
+    """Seconds of a first step, of each later one with its loading, and of a validation; the first loss; all steps.
+
+    Where the first epochs are of low resolution, `step` is the mean over a run, and `first` a step of each size.
+    """
 
     first: float
     step: float
@@ -339,20 +344,14 @@ def measure(task: Task, progress: Progress) -> Timing:
     few = min(64, samples)
     validation = task.loader("val", limit=few)
     training = make_training(task, validation, NullWriter(), progress, ALONE)
-    training.history.epoch = optim.epochs  # the first ones may be of low resolution
-    batches, times, loss, validated = training.batches(), list[float](), 0.0, 0.0
+    share, validated = task.job.config.flat().get("low_res", 0.0), 0.0
     task.model.train()
     training.step.set_lr(0.0)
     try:
-        least = 12 if task.device.type == "cuda" else 3  # there, the first four compile and record
-        while len(times) < least or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
-            begun = time.monotonic()
-            some = list(itertools.islice(batches, optim.accumulate))
-            if not some:
-                break
-            value = float(training.step.train_step(some)[0]) / len(some)
-            loss = loss or value
-            times.append(time.monotonic() - begun)
+        first, step, loss = _time_steps(training, optim.epochs)
+        if share:
+            again, small, _ = _time_steps(training, 1)
+            first, step = first + again, share * small + (1 - share) * step
         for _ in range(1 + (task.device.type == "cuda")):  # there, the first time chooses kernels
             begun = time.monotonic()
             training.figures(lambda *_: None)
@@ -360,8 +359,23 @@ def measure(task: Task, progress: Progress) -> Timing:
     finally:
         training.feed.close()
         validation.close()
+    return Timing(first, step, validated, loss, training.steps)
+
+
+def _time_steps(training: Training, epoch: int) -> tuple[float, float, float]:
+    """Seconds of an epoch's first step and of each later one with its loading, and the first loss."""
+    training.history.epoch = epoch
+    batches, times, losses = training.batches(), list[float](), list[float]()
+    least = 12 if training.device.type == "cuda" else 3  # there, the first four compile and record
+    while len(times) < least or (sum(times[1:]) < MEASURED_SECONDS and len(times) < training.steps):
+        begun = time.monotonic()
+        some = list(itertools.islice(batches, training.config.optim.accumulate))
+        if not some:
+            break
+        losses.append(float(training.step.train_step(some)[0]) / len(some))
+        times.append(time.monotonic() - begun)
     later = times[max(1, len(times) // 2) :] or times
-    return Timing(times[0], sum(later) / len(later), validated, loss, training.steps)
+    return times[0], sum(later) / len(later), losses[0]
 
 
 def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
@@ -371,9 +385,13 @@ def fit_minutes(task: Task, world: World, progress: Progress) -> Task:
         raise ConfigError("minutes is for one process", do="give --epochs or --steps")
     timing, optim = measure(task, progress), job.config.optim
     epoch = timing.step * timing.steps / optim.epochs + timing.validation
-    epochs = max(1, int((60 * (optim.minutes or 0) - timing.first) / epoch))
-    progress.say(f"{counted(epochs, 'epochs')} of about {epoch:.1f} s here fit in the {optim.minutes:g} min asked for")
-    job.config, job.origins["epochs"] = job.config.change({"epochs": epochs}), "auto"
+    epochs = int((60 * (optim.minutes or 0) - timing.first) / epoch)
+    asked = f"the {optim.minutes:g} min asked for"
+    if epochs < 1:
+        progress.say(f"warning: one epoch takes about {epoch:.1f} s here, more than {asked}")
+    else:
+        progress.say(f"{counted(epochs, 'epochs')} of about {epoch:.1f} s here for {asked}")
+    job.config, job.origins["epochs"] = job.config.change({"epochs": max(1, epochs)}), "auto"
     again = type(task)(job)
     prepare(again, Progress(quiet=True))
     return again

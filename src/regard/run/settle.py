@@ -54,7 +54,7 @@ def settle(
     base = defaults.flat()
     origins: dict[str, Origin] = dict.fromkeys(base, "default")
     origins |= {n: "recipe" for n, value in recipe.flat().items() if n not in base or value != base[n]}
-    if settings.get("epochs") is not None:
+    if settings.get("epochs") is not None or settings.get("minutes") is not None:
         recipe = recipe.change({"steps": None})
     model = str(settings.get("model") or shape.get("model") or choice.values.get("model") or recipe.model.model)
     recipe, dropped = _for_model(recipe, model)

@@ -10,6 +10,7 @@ from typing import Any
 from regard import api, tasks
 from regard.console import Progress, time_left
 from regard.data import ImageDataset
+from regard.data.splits import refuse_unused_cut
 from regard.data.text import TextDataset
 from regard.errors import ConfigError, DivergedError
 from regard.run.pool import each
@@ -80,6 +81,7 @@ def _read(study: Study, quiet: bool) -> ImageDataset | TextDataset:
 
 def with_settings(study: Study, scan: ImageDataset | TextDataset) -> Study:
     """The study with default sizes, checked against the data, and one batch size for all sizes."""
+    refuse_unused_cut(study.settings, scan.given_splits(), study.data)
     configs, images = list[Any](), isinstance(scan, ImageDataset)
     for fields in study.arms.values():  # invalid settings of an arm raise an error before anything runs
         settings = study.settings | fields

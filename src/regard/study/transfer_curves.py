@@ -16,6 +16,7 @@ from typing import Any, Literal
 from regard import api, registry, tasks
 from regard.console import Progress, cost_words, time_left
 from regard.data import ImageDataset
+from regard.data.splits import refuse_unused_cut
 from regard.drawing import canvas, style
 from regard.errors import ConfigError, DivergedError
 from regard.report.page import total
@@ -266,6 +267,7 @@ class _Runner:
         if not isinstance(self.second, ImageDataset) or not self.second.source.labelled:
             raise ConfigError("this study transfers to images with classes", where=self.target)
         self.second.require_usable()
+        refuse_unused_cut(design.tuning(), self.second.given_splits(), self.target)
         self.first = self._unlabelled(design) if design.how == "masked" else first
         if design.hold:  # the written halves are read by names of their own
             design = replace(design, settings={n: v for n, v in design.settings.items() if n not in READING})

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from regard import api, registry, tasks
 from regard.console import Progress, operations, time_left
 from regard.data import ImageDataset
+from regard.data.splits import refuse_unused_cut
 from regard.drawing import COLOURS, canvas, dress, style
 from regard.errors import ConfigError, DivergedError, RunError
 from regard.run.compute import COSTS, add_costs
@@ -298,6 +299,7 @@ def _read(path: str, settings: Mapping[str, Any], quiet: bool) -> ImageDataset:
     if not isinstance(scan, ImageDataset):
         raise ConfigError("this study is for images", where=path)
     scan.require_usable()
+    refuse_unused_cut(settings, scan.given_splits(), path)
     return scan
 
 

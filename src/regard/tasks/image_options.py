@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -59,3 +60,15 @@ class ImageExplainOptions(Group):
             raise ConfigError("a mask and a box are given", do="give one of --mask and --box")
         if self.box is not None and len(self.box) not in (4, 6):
             raise ConfigError(f"--box has {len(self.box)} numbers", do="give top, left, bottom, right")
+
+
+PROBES = {"shots": "few_shot", "draws": "few_shot", "seed": "few_shot", "neighbours": "neighbours"}
+"""The probe that each option of `regard probe` is for."""
+
+
+def check_probe_options(methods: Collection[str], **given: Any) -> None:
+    """Refuse options of probes that are not asked for; None is an option that is not given."""
+    for name, value in given.items():
+        if value is not None and PROBES[name] not in methods:
+            what = f"--{name} is for the probe {PROBES[name]}, and --methods names {', '.join(methods)}"
+            raise ConfigError(what, do=f"leave --{name} out, or add {PROBES[name]} to --methods")

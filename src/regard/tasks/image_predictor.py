@@ -34,6 +34,7 @@ from regard.explain import (
     explain,
     inspect_model,
     random_twins,
+    target_note,
     visualise,
 )
 from regard.explain.cost import Passes, pass_seconds, passes
@@ -315,6 +316,8 @@ class ImagePredictor(PicturePredictor):
         checks = "checks of each map, which take most of the time (--checks none leaves them out)"
         unchecked = options.get("checks") == "none"
         progress.say(f"{counted(len(paths), 'images')}: {method}, {'no checks' if unchecked else checks}")
+        if note := target_note(method, options.get("target"), not unchecked):
+            progress.say(note)
         if time := self._expected_time(len(paths), unchecked, passes(self.model, method, **its_own)):
             progress.say(time)
         with progress.bar("explaining", len(paths)) as tick:

@@ -24,6 +24,7 @@ from regard.settings import Origin
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.settings import Config
+from regard.tasks.image_options import check_probe_options
 from regard.tasks.images import read_images
 from regard.tasks.small_data import fitting_size
 from regard.weights import Checkpoint, Run, find_run, open_weights, save_checkpoint, seen_samples, write_text
@@ -35,9 +36,9 @@ def probe(
     *,
     methods: Sequence[str] = METHODS,
     shots: Sequence[int] | None = None,
-    draws: int = DRAWS,
-    neighbours: int = NEIGHBOURS,
-    seed: int = 0,
+    draws: int | None = None,
+    neighbours: int | None = None,
+    seed: int | None = None,
     batch_size: int = 64,
     device: torch.device,
     out: str | Path | None = None,
@@ -48,10 +49,14 @@ def probe(
     """How good a network's features are on data, without training it: few-shot, linear and nearest-neighbour probes.
 
     `shots` are training images a class, as many of 1, 5, 10, 25, 50 and 100 as there are if not said; `draws` how
-    often they are drawn. `fields` are of the config, such as `size` (positions are resampled) or `heads`. `out` is
-    a new folder for probe.json, probe.csv and probe.svg; `keep` one for a run: the network with the linear probe as
-    its head.
+    often they are drawn (5), by `seed`; `neighbours` how many vote (20). `fields` are of the config, such as `size`
+    (positions are resampled) or `heads`. `out` is a new folder for probe.json, probe.csv and probe.svg; `keep` one for
+    a run: the network with the linear probe as its head.
     """
+    check_probe_options(methods, shots=shots, draws=draws, seed=seed, neighbours=neighbours)
+    seed = seed or 0
+    draws = DRAWS if draws is None else draws
+    neighbours = NEIGHBOURS if neighbours is None else neighbours
     progress = Progress(quiet)
     for path in (out, keep):
         if path is not None:

@@ -86,7 +86,7 @@ class EvalOptions(Group):
 @dataclass(frozen=True)
 class PredictOptions(Group):
     title: ClassVar[str] = "classification"
-    top: int = setting(3, "Classes to show for each image.", least=1, shows=True)
+    top: int = setting(3, "Classes to print for each image; --out writes all of them.", least=1, shows=True)
 
 
 ExplainOptions = ImageExplainOptions

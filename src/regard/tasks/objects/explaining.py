@@ -15,7 +15,7 @@ from regard.console import Progress, columns
 from regard.data import to_float
 from regard.data.objects import prepare
 from regard.errors import ConfigError, DataError, counted, did_you_mean, refuse_failed
-from regard.explain import DEFAULT, Explanation, Start, check_method, explain, random_twins, reported
+from regard.explain import DEFAULT, Explanation, Start, check_method, explain, random_twins, reported, target_note
 from regard.explain.attention_store import BUDGET, keep_attention
 from regard.explain.draw import draw, draw_pages
 from regard.explain.explanation import Checks
@@ -161,6 +161,8 @@ class BoxExplainer(PicturePredictor):
         made, failed, paths, progress = list[Explanation](), list[DataError](), self.inputs(words), Progress(quiet)
         method = "the encoder's attention" if point else options.get("method", DEFAULT)
         progress.say(f"{counted(len(paths), 'images')}: {method}")
+        if note := target_note(method, options.get("target"), options.get("checks") != "none"):
+            progress.say(note)
         with progress.bar("explaining", len(paths)) as tick:
             for number, path in enumerate(paths):
                 try:
