@@ -75,12 +75,12 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     if ray is not None:
         from regard.run.ray import train_on_ray
 
-        if dry_run or seeds != 1 or folds != 1 or command != "train":
-            what = "--ray goes with neither --dry-run, --seeds, --folds nor pretrain"
-            raise ConfigError(what, do="leave one of them out; --jobs trains several folds at a time")
+        if dry_run or seeds != 1 or command != "train":
+            raise ConfigError("--ray goes with neither --dry-run, --seeds nor pretrain", do="leave one of them out")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
-        return tell_run(train_on_ray(data, processes=ray, **same, **given))
+        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, **same, **given)
+        return tell_run(made) if folds == 1 else tell_folds(made)
     from regard import api
 
     if command == "pretrain":
@@ -90,10 +90,7 @@ def run_train(words: Sequence[str], command: str = "train") -> None:
     if dry_run:
         return
     if folds != 1:
-        from regard.run.folds import table as fold_table
-
-        print(fold_table(made.read_json("summary.json")))
-        return tell_run(made)
+        return tell_folds(made)
     if seeds == 1:
         return tell_run(made)
     from regard.run.repeat import table
@@ -134,7 +131,10 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument("--retrain", type=int, metavar="INT", help=help)
         parser.add_argument("--jobs", type=int, metavar="INT", help="With --folds: folds at a time (default: 1).")
         parser.add_argument(
-            "--ray", type=int, metavar="INT", help="Train in this many processes, started by Ray. Needs --out."
+            "--ray",
+            type=int,
+            metavar="INT",
+            help="Train in this many processes, started by Ray; with --folds a fold in each. Needs --out.",
         )
     add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
@@ -298,6 +298,14 @@ def require_path(path: str) -> None:
 def command_line() -> str:
     """What was typed, as one line for a shell."""
     return " ".join(["regard", *map(quoted, sys.argv[1:])])
+
+
+def tell_folds(folder: Any) -> None:
+    """The figures of every fold, and those of all."""
+    from regard.run.folds import table
+
+    print(table(folder.read_json("summary.json")))
+    tell_run(folder)
 
 
 def tell_run(run: Any) -> None:
