@@ -173,6 +173,8 @@ class Folds:
     """By fold: predictions of the part of its training data that chose its weights. Thresholds are chosen here."""
     covariates: dict[str, np.ndarray] = field(default_factory=dict)
     """What is known of each sample that no network should learn from, such as its site: features (N, F)."""
+    details: list[dict[str, Any]] = field(default_factory=list)
+    """By fold: what its checkpoint keeps for the task beside the weights."""
 
     @property
     def fold(self) -> np.ndarray:

@@ -32,6 +32,7 @@ from regard.run.settle import check_settings, free_folder, pick_device
 from regard.task import Folds
 from regard.tasks import Entry
 from regard.weights import Run
+from regard.weights.checkpoint import header
 
 FOLDS = "folds.json"
 """What makes a folder one of several folds."""
@@ -202,7 +203,8 @@ def add_up(
     chosen = [place[row["name"]] for row in rows]
     covariates = {name: values[chosen] for name, values in dataset.covariates().items()}
     data = dataset.to_json([UNUSED if number == 0 else "test" for number in numbers], note)
-    pooled = task.pool(Folds(rows, [run.read_rows(VALIDATED) for run in runs], covariates), data)
+    details = [header(run.checkpoint()).get("details", {}) for run in runs]
+    pooled = task.pool(Folds(rows, [run.read_rows(VALIDATED) for run in runs], covariates, details), data)
     summaries = [run.read_json("summary.json") for run in runs]
     summary = {
         "task": entry.name, "folds": count, "parameters": summaries[0]["parameters"],
