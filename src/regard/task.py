@@ -353,6 +353,11 @@ class Task(ABC):
         return {}
 
     @staticmethod
+    def confounded(dataset: Any) -> list[str]:
+        """What is known beside the samples, such as their site, and predicts the outcome without a look at them."""
+        return []
+
+    @staticmethod
     def fold_doubts(dataset: Any, numbers: list[int]) -> list[str]:
         """What speaks against these folds, before anything is trained; `numbers` are the folds of the samples."""
         return []

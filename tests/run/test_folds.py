@@ -149,7 +149,7 @@ def test_nothing_of_the_held_out_subjects_reaches_the_training(tmp_path, kind):
     assert tested != (tmp_path / "before/fold1/predictions.csv").read_text(), "what is tested has changed"
 
 
-def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
+def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path, cli):
     chance = regard.train(write_table(tmp_path / "chance", 80, signal=0.0), folds=3, out=tmp_path / "a", **FAST)
     area = chance.read_json("summary.json")["figures"]["auroc"]
     assert area["low"] <= 0.5 <= area["high"]
@@ -161,6 +161,12 @@ def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
     assert any("site alone predicts the label: AUC 1.000" in line for line in leak["warnings"])
     assert any("too good to be true" in line for line in leak["warnings"])
     assert "Site alone predicts the label" in (tmp_path / "b" / "report.html").read_text()
+    told = f"warning: site alone predicts the label: AUC 1.000, p {1 / 200:.3f}"
+    assert told in cli("check", data)[1]
+    assert "alone predicts" not in cli("check", data.parents[1] / "chance" / "table.csv")[1]
+    run = regard.train(data, out=tmp_path / "single", **FAST)
+    assert "Site alone predicts the label" in (run.path / "report.html").read_text()
+    assert run.read_json("data.json")["confounded"]
 
 
 def test_networks_trained_on_exchanged_outcomes_show_the_chance_level(tmp_path, monkeypatch):

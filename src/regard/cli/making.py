@@ -168,8 +168,10 @@ def run_check(words: Sequence[str]) -> None:
     dataset = api.check(data, quiet=quiet, **given)
     print(dataset.describe())
     dataset.require_usable()
-    from regard.run.using import require_trainable
+    from regard.run.using import confounded, require_trainable
 
+    for line in confounded(dataset, data, **given):
+        print(f"warning: {line}")
     require_trainable(dataset, data, **given)
 
 
