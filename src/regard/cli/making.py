@@ -18,7 +18,7 @@ from regard.cli.studying import KINDS, run_image_study
 from regard.cli.transferring import KINDS as TRANSFERS
 from regard.cli.transferring import run_transfer_study
 from regard.console import columns, interval, quoted
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, DataError, RunError
 from regard.run.settle import check_settings
 from regard.settings import RunConfig
 
@@ -165,7 +165,11 @@ def run_check(words: Sequence[str]) -> None:
     check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
-    dataset = api.check(data, quiet=quiet, **given)
+    try:
+        dataset = api.check(data, quiet=quiet, **given)
+    except DataError:
+        _tell_dicom(Path(data))
+        raise
     print(dataset.describe())
     dataset.require_usable()
     from regard.run.using import confounded, require_trainable
@@ -173,6 +177,14 @@ def run_check(words: Sequence[str]) -> None:
     for line in confounded(dataset, data, **given):
         print(f"warning: {line}")
     require_trainable(dataset, data, **given)
+
+
+def _tell_dicom(folder: Path) -> None:
+    """The series in a folder that has no table yet."""
+    from regard.data.volumes.dicom import describe_dicom, dicom_folders
+
+    if folders := dicom_folders(folder):
+        print(describe_dicom(folder, folders))
 
 
 def run_resume(words: Sequence[str]) -> None:
