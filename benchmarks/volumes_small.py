@@ -8,7 +8,7 @@ runs from weights have the recipe for fine-tuning. --pretrain first trains each 
 masking, on the training volumes alone; --from starts the transformers from weights, those of pictures included. The
 epoch is chosen on the validation volumes; the test volumes are read once, at the end. One JSON line per run is printed
 and added to OUT/results.jsonl: test AUC with its interval. A second call resumes: no run is started after --minutes,
-and a finished one is not repeated.
+and a finished one is not repeated. An OUT that holds runs of other settings is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import regard
+from regard.run.repeat import claim
+from regard.weights import Run
 
 
 def value_of(text: str) -> Any:
@@ -33,11 +35,10 @@ def value_of(text: str) -> Any:
 
 
 def pretrained(model: str, options: argparse.Namespace) -> Path:
-    """A run that was pre-trained by masking; made once for all seeds."""
+    """A run that was pre-trained by masking; made once for all seeds, and resumed where it was stopped."""
     out = options.out / f"pretrain-{model}"
-    if not (out / "summary.json").is_file():
-        shape = {name: value for name, value in options.settings.items() if name in ("patch", "size", "device")}
-        regard.pretrain(options.data, model=model, epochs=options.pretrain, out=out, explain=0, **shape)
+    shape = {name: value for name, value in options.settings.items() if name in ("patch", "size", "device")}
+    regard.pretrain(options.data, model=model, epochs=options.pretrain, out=out, explain=0, resume=True, **shape)
     return out
 
 
@@ -70,7 +71,8 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     options.settings = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in options.set)}
-    options.out.mkdir(parents=True, exist_ok=True)
+    asked = {"data": str(options.data), "pretrain": options.pretrain, "weights": options.weights, **options.settings}
+    claim(Run(options.out), asked)
     start, results = time.monotonic(), options.out / "results.jsonl"
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.is_file() else []
     todo = [(model, seed) for seed in range(options.seeds) for model in options.models]

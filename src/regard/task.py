@@ -173,6 +173,8 @@ class Folds:
     """By fold: predictions of the part of its training data that chose its weights. Thresholds are chosen here."""
     covariates: dict[str, np.ndarray] = field(default_factory=dict)
     """What is known of each sample that no network should learn from, such as its site: features (N, F)."""
+    details: list[dict[str, Any]] = field(default_factory=list)
+    """By fold: what its checkpoint keeps for the task beside the weights."""
 
     @property
     def fold(self) -> np.ndarray:
@@ -349,6 +351,11 @@ class Task(ABC):
     def fold_settings(cls, dataset: Any, index: list[int], config: Any) -> dict[str, Any]:
         """Settings that all folds must share for their predictions to be added up, from the samples in the folds."""
         return {}
+
+    @staticmethod
+    def confounded(dataset: Any) -> list[str]:
+        """What is known beside the samples, such as their site, and predicts the outcome without a look at them."""
+        return []
 
     @staticmethod
     def fold_doubts(dataset: Any, numbers: list[int]) -> list[str]:

@@ -18,9 +18,11 @@ from sksurv.util import Surv  # noqa: E402  # pyright: ignore
 from torchsurv.loss.cox import neg_partial_log_likelihood  # noqa: E402  # pyright: ignore
 
 from regard.metrics import Concordance, breslow, kaplan_meier, log_rank  # noqa: E402
-from regard.metrics.survival import auc, brier_scores, integrated, time_grid  # noqa: E402
+from regard.metrics.survival import auc, brier_scores, integrated, observed_share, time_grid  # noqa: E402
+from regard.task import Folds  # noqa: E402
 from regard.tasks.survival.clinical import fit_cox  # noqa: E402
 from regard.tasks.survival.curves import Curves  # noqa: E402
+from regard.tasks.survival.folds import over_time  # noqa: E402
 from regard.tasks.survival.loss import cox_loss  # noqa: E402
 
 Cohort = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -145,3 +147,35 @@ def test_brier_score_and_auc_are_scikit_survivals(data: Cohort) -> None:
         np.testing.assert_allclose(
             auc(time, event, own, grid), sksurv.cumulative_dynamic_auc(known, known, own, grid)[0], atol=1e-12
         )
+
+
+def test_figures_over_folds_are_scikit_survivals(data: Cohort) -> None:
+    """Pairs are of one fold, and weights of all: its AUC of each fold, weighted by its pairs."""
+    time, event, _, _ = data
+    model, risk, table = fitted(data)
+    event = event & (time < time.max())
+    known, grid = Surv.from_arrays(event, time), time_grid(time, event)[::5]
+    fold = np.arange(len(time)) % 3
+    share = np.maximum(observed_share(time, event).at(time), 1e-9)  # 0 of the last one only, who is censored
+    right, pairs = np.zeros((2, len(grid)))
+    for number in range(3):
+        own = fold == number
+        died = (time[own, None] <= grid) & event[own, None]
+        count = (died / share[own, None]).sum(0) * (time[own, None] > grid).sum(0)
+        inside = (grid >= time[own].min()) & (grid < time[own].max()) & (count > 0)
+        each = sksurv.cumulative_dynamic_auc(known, Surv.from_arrays(event[own], time[own]), risk[own], grid[inside])
+        right[inside] += each[0] * count[inside]
+        pairs[inside] += count[inside]
+    np.testing.assert_allclose(auc(time, event, risk, grid, fold), right / pairs, atol=1e-12)
+    curves = Curves("cox", float(grid[len(grid) // 2])).fit(risk[:, None], time, event)
+    rows = [
+        {"name": str(n), "time": str(time[n]), "event": str(int(event[n])), "patient": "", "fold": str(fold[n] + 1)}
+        | curves.to_row(risk[n : n + 1])
+        for n in range(len(time))
+    ]
+    folds = Folds(rows, [], {}, [{"curves": curves.to_json()}] * 3)
+    made = over_time(folds, time, event, curves.risk(risk[:, None]), np.ones((2, len(time))))
+    grid = time_grid(time, event)
+    survival = model.predict_survival_function(table, times=grid).to_numpy().T
+    theirs = sksurv.integrated_brier_score(known, known, survival, grid)
+    assert made["figures"]["integrated_brier"]["value"] == pytest.approx(theirs, rel=1e-4)

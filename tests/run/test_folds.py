@@ -17,11 +17,14 @@ from regard.errors import ConfigError, RunError
 from regard.metrics import kaplan_meier
 from regard.metrics.delong import compare_areas, holm
 from regard.metrics.folds import youden
-from regard.metrics.survival import cox_slope
+from regard.metrics.survival import brier_scores, cox_slope, integrated, observed_share, time_grid
 from regard.run import folds as folding
 from regard.run.folds import Plan, cross_validate
+from regard.task import Folds
 from regard.tasks.class_folds import warnings
-from regard.tasks.survival.evaluation import compare_risks
+from regard.tasks.survival.curves import Curves, make_edges
+from regard.tasks.survival.evaluation import SurvivalEvaluation, compare_risks
+from regard.tasks.survival.folds import pool
 from regard.weights import Run, open_weights
 from tests.run.folded import CASES, FAST, outcomes, write_table
 
@@ -146,7 +149,7 @@ def test_nothing_of_the_held_out_subjects_reaches_the_training(tmp_path, kind):
     assert tested != (tmp_path / "before/fold1/predictions.csv").read_text(), "what is tested has changed"
 
 
-def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
+def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path, cli):
     chance = regard.train(write_table(tmp_path / "chance", 80, signal=0.0), folds=3, out=tmp_path / "a", **FAST)
     area = chance.read_json("summary.json")["figures"]["auroc"]
     assert area["low"] <= 0.5 <= area["high"]
@@ -158,6 +161,12 @@ def test_random_labels_hold_one_half_and_a_planted_leak_is_found(tmp_path):
     assert any("site alone predicts the label: AUC 1.000" in line for line in leak["warnings"])
     assert any("too good to be true" in line for line in leak["warnings"])
     assert "Site alone predicts the label" in (tmp_path / "b" / "report.html").read_text()
+    told = f"warning: site alone predicts the label: AUC 1.000, p {1 / 200:.3f}"
+    assert told in cli("check", data)[1]
+    assert "alone predicts" not in cli("check", data.parents[1] / "chance" / "table.csv")[1]
+    run = regard.train(data, out=tmp_path / "single", **FAST)
+    assert "Site alone predicts the label" in (run.path / "report.html").read_text()
+    assert run.read_json("data.json")["confounded"]
 
 
 def test_networks_trained_on_exchanged_outcomes_show_the_chance_level(tmp_path, monkeypatch):
@@ -264,6 +273,62 @@ def test_the_command_prints_every_fold_and_the_pooled_figure(folded, cli, tmp_pa
     code, out, _ = cli("train", folded[0], "--folds", 2, "--dry-run", "--size", 8, *flags)
     assert code == 0
     assert "time per step" in out
+
+
+@pytest.mark.parametrize("loss", ["cox", "discrete"])
+def test_brier_score_and_auc_over_time_are_of_each_subject_by_the_network_of_its_fold(tmp_path, loss):
+    data = write_table(tmp_path / "data", 60, per_patient=2, **outcomes(60))
+    made = regard.train(data, folds=3, out=tmp_path / "out", **CASES[loss])
+    rows, summary = made.read_rows("predictions.csv"), made.read_json("summary.json")
+    time, died, risk = (np.array([float(row[name]) for row in rows]) for name in ("time", "event", "risk"))
+    event, fold = died > 0, np.array([int(row["fold"]) for row in rows])
+    grid = np.array(summary["over_time"]["times"])
+    assert grid.tolist() == time_grid(time, event).tolist()
+    survival = np.empty((60, len(grid)))
+    for number in (1, 2, 3):
+        predictor = regard.load(made.path / f"fold{number}")
+        for n in np.flatnonzero(fold == number):
+            survival[n] = predictor.predict(
+                data.parent / rows[n]["name"], clinical=ages(data)[rows[n]["name"]]
+            ).survival(grid)
+    scores = brier_scores(time, event, survival, grid)
+    assert summary["over_time"]["brier"] == pytest.approx(scores.mean(0), abs=1e-4)
+    figure = summary["figures"]["integrated_brier"]
+    assert figure["value"] == pytest.approx(integrated(scores, grid).mean(), abs=1e-4)
+    assert figure["low"] < figure["value"] < figure["high"]
+    horizon, share = summary["horizon"], observed_share(time, event)
+    right = pairs = 0.0
+    for one in np.flatnonzero(event & (time <= horizon)):
+        for other in np.flatnonzero((time > horizon) & (fold == fold[one])):
+            weight = 1 / float(share.at(time[one]))
+            right, pairs = right + weight * float(np.sign(risk[one] - risk[other]) + 1) / 2, pairs + weight
+    assert summary["figures"]["auc"]["value"] == pytest.approx(right / pairs)
+    page = (made.path / "report.html").read_text()
+    assert all(words in page for words in ("Integrated Brier score", "Over time", "Brier score without images"))
+
+
+def ages(data: Path) -> dict[str, dict[str, str]]:
+    with data.open() as file:
+        return {row["path"]: {"age": row["age"]} for row in csv.DictReader(file)}
+
+
+def test_of_one_fold_figures_over_time_are_those_of_a_single_run():
+    draw, horizon = np.random.default_rng(0), 80.0
+    time, event = draw.exponential(100, 80).round(1), draw.random(80) < 0.7  # as a table has them
+    for curves, logits in (
+        (Curves("cox", horizon), draw.normal(size=(80, 1))),
+        (Curves("discrete", horizon, make_edges(time, event, 4)), draw.normal(size=(80, 4))),
+    ):
+        curves = curves.fit(draw.normal(size=(40, logits.shape[1])), time[:40], event[:40])
+        single = SurvivalEvaluation.of(curves, [str(n) for n in range(80)], np.arange(80), time, event, logits)
+        rows = [{name: str(value) for name, value in row.items()} for row in single.predictions()]
+        folds = Folds([row | {"fold": "1", "patient": ""} for row in rows], [[]], {}, [{"curves": curves.to_json()}])
+        pooled = pool(folds, {"columns": ["time", "event"]})
+        for name in ("c_index", "auc", "integrated_brier", "calibration"):
+            assert pooled["figures"][name]["value"] == pytest.approx(single.figures[name].value), name
+        assert pooled["reference_brier"] == pytest.approx(single.details["reference_brier"])
+        for name, values in single.details["over_time"].items():
+            assert pooled["over_time"][name] == pytest.approx(values), name
 
 
 @pytest.mark.long

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,99 @@ def test_ctrl_c_has_a_run_on_ray_saved(tmp_path):
     assert state is not None
     assert 0 < state.about["history"]["updates"] < 300_000
     assert not list(tmp_path.glob(".*-ray-*"))
+
+
+FOLD_FLAGS = ("--model=mlp_nano", "--size=8", "--epochs=2", "--explain=0", "--no-pixel-baseline", "--quiet")
+
+
+def cross_validated(data, out, *flags, home):
+    """`regard train DATA --folds 3 --ray 2` with relative paths, in a process of its own."""
+    words = [sys.executable, "-m", "regard", "train", data.name, "--folds=3", "--ray=2", f"--out={out}", *flags]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"OMP_NUM_THREADS": "1", "HOME": str(home)}
+    return subprocess.Popen(
+        words, cwd=data.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_folds_on_ray_are_the_same_folds_and_those_that_have_finished_are_kept(folded, tmp_path):
+    data, made = folded
+    out = Path(os.path.relpath(tmp_path / "out", data.parent))
+    for missing in ((), ("fold2",)):
+        for name in missing:
+            shutil.rmtree(tmp_path / "out" / name)
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/fold*/report.html")}
+        process = cross_validated(data, out, *FOLD_FLAGS, home=tmp_path)
+        said = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, said
+        assert re.match(r"figure +mean ± deviation +variance +fold 1 +fold 2 +fold 3\n", said)
+        assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+        assert (tmp_path / "out" / "predictions.csv").read_text() == (made.path / "predictions.csv").read_text()
+    assert len(before) == 2
+    assert not list(tmp_path.glob(".*-ray-*"))
+
+
+def test_ctrl_c_has_folds_on_ray_saved(folded, tmp_path):
+    flags = [flag for flag in FOLD_FLAGS if "epochs" not in flag and flag != "--quiet"]
+    out, process = (
+        tmp_path / "out",
+        cross_validated(folded[0], tmp_path / "out", *flags, "--epochs=1000000", "--save-every=600", home=tmp_path),
+    )
+    try:
+        while len(list(out.glob("fold*/splits.csv"))) < 2 and process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "the same command resumes" in said
+    for fold in (1, 2):
+        state = load_state(out / f"fold{fold}" / "checkpoints" / "state.safetensors")
+        assert state is not None
+        assert state.about["history"]["updates"] > 0
+
+
+LOST = """
+import os, signal
+from pathlib import Path
+from regard.errors import DivergedError
+from regard.run.ray import fold_workers
+from tests.run.test_ray import Nothing
+
+def work(dataset, item):
+    if item == "fails":
+        raise DivergedError("no number", where="here")
+    if item == "lost" and not Path("struck").exists():
+        Path("struck").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(item).write_text(str(dataset.cache[0].sum().item()))
+
+with fold_workers(Path("out").absolute(), 2, 3, "cpu", True) as share:
+    for item, future in share(work, ["lost", "fine", "fails"], Nothing()):
+        print(item, type(future.exception()).__name__, getattr(future.exception(), "where", None))
+"""
+
+
+@dataclass
+class Nothing:
+    """In place of a dataset: one image that was read."""
+
+    cache: dict = field(default_factory=lambda: {0: torch.ones(2**20)})
+
+
+def test_a_fold_whose_process_is_lost_is_taken_up_again_and_an_error_is_told_as_it_is(tmp_path):
+    root = str(Path(__file__).parents[2])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join((root, environment.get("PYTHONPATH", "")))}
+    words = [sys.executable, "-c", LOST]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if "raylet" not in line)
+    assert said == ["fails DivergedError here", "fine NoneType None", "lost NoneType None"]
+    assert (tmp_path / "struck").exists()
+    assert (tmp_path / "lost").read_text() == (tmp_path / "fine").read_text() == str(float(2**20))
 
 
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs ss, which lists sockets")

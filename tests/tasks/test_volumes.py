@@ -238,6 +238,27 @@ def _load(path: Path) -> Any:
     return nibabel.load(path)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def test_a_spacing_that_predicts_the_label_is_named_by_check_run_and_folds(tmp_path: Path, cli: Any) -> None:
+    header, rows = ["subject", "t1", "label"], list[list[object]]()
+    for n in range(40):
+        spacing = (1.0, 1.0, 1.2 if n % 2 else 1.0)
+        rows.append(
+            [f"s{n}", save(tmp_path / f"{n}.nii", phantom((16, 16, 16), n), affine_of(spacing)).name, "ab"[n % 2]]
+        )
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    told = "oxel spacing and shape alone predicts the label: AUC 1.000"
+    assert f"warning: v{told}" in cli("check", tmp_path / "table.csv")[1]
+    settings = NANO | {"epochs": 1, "explain": 0}
+    made = regard.train(tmp_path / "table.csv", folds=2, out=tmp_path / "folds", **settings)
+    assert any(told in line for line in made.read_json("summary.json")["warnings"])
+    run = regard.train(tmp_path / "table.csv", out=tmp_path / "run", **settings)
+    assert f"V{told}" in (run.path / "report.html").read_text()
+    for n in range(40):
+        save(tmp_path / f"{n}.nii", phantom((16, 16, 16), n), affine_of((1.0, 1.0, 1.2 if n % 3 else 1.0)))
+    assert "alone predicts" not in cli("check", tmp_path / "table.csv")[1]
+
+
 def test_numbers_from_two_scans(cohort: Path, tmp_path: Path) -> None:
     settings = NANO | {"column": "age", "epochs": 1, "explain": 0, "out": tmp_path / "run"}
     made = regard.train(cohort, **settings)

@@ -19,7 +19,7 @@ from regard.cli.studying import KINDS, run_image_study
 from regard.cli.transferring import KINDS as TRANSFERS
 from regard.cli.transferring import run_transfer_study
 from regard.console import columns, interval, quoted
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, DataError, RunError
 from regard.run.settle import check_settings
 from regard.settings import RunConfig
 
@@ -95,15 +95,16 @@ def _make(making: Making, words: Sequence[str]) -> None:
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
     if ray is not None:
-        several = {"seeds": seeds != 1, "folds": folds != 1, "jobs": jobs != 1, "retrain": retrain != 0}
-        if unfit := [name for name, asked in ({"dry-run": dry_run} | several).items() if asked]:
-            what = f"--ray trains one run in several processes, and does not go with --{' or --'.join(unfit)}"
-            raise ConfigError(what, do="leave one of them out; --jobs trains several folds at a time")
+        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1, "retrain": retrain != 0 and folds == 1}
+        if unfit := [name for name, asked in others.items() if asked]:
+            what = f"--ray trains one run or the folds of one, and does not go with --{' or --'.join(unfit)}"
+            raise ConfigError(what, do="leave one of them out")
         from regard.run.ray import train_on_ray
 
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
-        return tell_run(train_on_ray(data, processes=ray, **same, **given))
+        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, **same, **given)
+        return tell_run(made) if folds == 1 else tell_folds(made)
     from regard import api
 
     repeats = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain} if making.several else {}
@@ -111,10 +112,7 @@ def _make(making: Making, words: Sequence[str]) -> None:
     if dry_run:
         return
     if folds != 1:
-        from regard.run.folds import table as fold_table
-
-        print(fold_table(made.read_json("summary.json")))
-        return tell_run(made)
+        return tell_folds(made)
     if seeds == 1:
         return tell_run(made)
     from regard.run.repeat import table
@@ -153,7 +151,7 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         for name, help in (
             ("retrain", "With --folds: train all as many times again on exchanged outcomes, for the chance level."),
             ("jobs", "With --folds: folds at a time (default: 1)."),
-            ("ray", "Train in this many processes, started by Ray. Needs --out."),
+            ("ray", "Train in this many processes, started by Ray; with --folds a fold in each. Needs --out."),
         ):
             about = SUPPRESS if shown == "common" else help
             parser.add_argument(f"--{name}", type=int, metavar="INT", help=about)
@@ -181,12 +179,26 @@ def run_check(words: Sequence[str]) -> None:
     check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
-    dataset = api.check(data, quiet=quiet, **given)
+    try:
+        dataset = api.check(data, quiet=quiet, **given)
+    except DataError:
+        _tell_dicom(Path(data))
+        raise
     print(dataset.describe())
     dataset.require_usable()
-    from regard.run.using import require_trainable
+    from regard.run.using import confounded, require_trainable
 
+    for line in confounded(dataset, data, **given):
+        print(f"warning: {line}")
     require_trainable(dataset, data, **given)
+
+
+def _tell_dicom(folder: Path) -> None:
+    """The series in a folder that has no table yet."""
+    from regard.data.volumes.dicom import describe_dicom, dicom_folders
+
+    if folders := dicom_folders(folder):
+        print(describe_dicom(folder, folders))
 
 
 def run_resume(words: Sequence[str]) -> None:
@@ -318,6 +330,14 @@ def require_path(path: str) -> None:
 def command_line() -> str:
     """What was typed, as one line for a shell."""
     return " ".join(["regard", *map(quoted, sys.argv[1:])])
+
+
+def tell_folds(folder: Any) -> None:
+    """The figures of every fold, and those of all."""
+    from regard.run.folds import table
+
+    print(table(folder.read_json("summary.json")))
+    tell_run(folder)
 
 
 def tell_run(run: Any) -> None:

@@ -12,6 +12,7 @@ from regard.data.dataset import existing_path
 from regard.data.folders import folder_source, inner_folder, pattern_source, unlabelled_folder
 from regard.data.source import Files, Pixels, Sample, Source
 from regard.data.tables import has_columns, table_source
+from regard.data.volumes.dicom import dicom_folders
 from regard.data.volumes.subjects import recognise, subjects_source
 from regard.errors import ConfigError, DataError
 from regard.setting_groups import ImageData
@@ -80,9 +81,25 @@ def _open_folder(path: Path, labels: bool, how: ImageData, size: int | tuple[int
     if labels and how.named("label_pattern"):
         source = pattern_source(inner, how.named("label_pattern"))
     else:
-        source = folder_source(inner) if labels else unlabelled_folder(path)
+        source = _folder_of_images(inner, path, labels)
     reader = Files(source.reader.paths, how.max_megapixels) if isinstance(source.reader, Files) else source.reader
     return replace(source, name=path.resolve().name, why=inside + source.why if labels else source.why, reader=reader)
+
+
+def _folder_of_images(inner: Path, path: Path, labels: bool) -> Source:
+    try:
+        return folder_source(inner) if labels else unlabelled_folder(path)
+    except DataError:
+        folders = dicom_folders(path)
+        if not folders:
+            raise
+        example = f"{(Path(path.resolve().name) / folders[0].relative_to(path)).as_posix()}#SERIES"
+        raise DataError(
+            "these are DICOM files without a table of subjects",
+            where=path,
+            do=f"beside the folder, write a .csv with a row per subject, such as subject,t1,label and s01,{example},a; "
+            "`regard check` of the folder lists its series",
+        ) from None
 
 
 def _refuse_unused(how: ImageData, where: object, why: str, *names: str) -> None:

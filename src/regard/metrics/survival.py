@@ -215,23 +215,34 @@ def auc_resampled(
 
     P(risk of one who has died by then > risk of one who lives on), the dead weighted by 1 / G(time); ties count half.
     """
-    dead, alive = np.flatnonzero((time <= when) & event), np.flatnonzero(time > when)
-    share = observed_share(time, event).at(time[dead])
+    return auc_within(time, event, risk, np.zeros(len(time)), when, weights)
+
+
+def auc_within(
+    time: np.ndarray, event: np.ndarray, risk: np.ndarray, fold: np.ndarray, when: float, weights: np.ndarray
+) -> np.ndarray:
+    """The same from pairs of one fold only; G is estimated on the samples of all folds."""
+    died, share = (time <= when) & event, observed_share(time, event).at(time)
     inverse = np.where(share > 0, 1 / np.where(share > 0, share, 1), 0)
-    up, down = weights[:, dead] * inverse, weights[:, alive]
-    right, each = np.zeros(len(weights)), max(1, BLOCK // max(1, len(alive)))
-    for at in range(0, len(dead), each):
-        ahead = risk[dead[at : at + each], None] - risk[alive]
-        right += (up[:, at : at + each] * (down @ (0.5 + 0.5 * np.sign(ahead)).T)).sum(1)
-    pairs = up.sum(1) * down.sum(1)
+    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+    for number in np.unique(fold):
+        dead, alive = (np.flatnonzero((fold == number) & own) for own in (died, time > when))
+        up, down = weights[:, dead] * inverse[dead], weights[:, alive]
+        each = max(1, BLOCK // max(1, len(alive)))
+        for at in range(0, len(dead), each):
+            ahead = risk[dead[at : at + each], None] - risk[alive]
+            right += (up[:, at : at + each] * (down @ (0.5 + 0.5 * np.sign(ahead)).T)).sum(1)
+        pairs += up.sum(1) * down.sum(1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(pairs > 0, right / pairs, np.nan)
 
 
-def auc(time: np.ndarray, event: np.ndarray, risk: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Cumulative/dynamic AUC at each time of the grid."""
-    one = np.ones((1, len(time)))
-    return np.array([auc_resampled(time, event, risk, float(when), one)[0] for when in grid])
+def auc(
+    time: np.ndarray, event: np.ndarray, risk: np.ndarray, grid: np.ndarray, fold: np.ndarray | None = None
+) -> np.ndarray:
+    """Cumulative/dynamic AUC at each time of the grid; with `fold`, from pairs of one fold only."""
+    one, fold = np.ones((1, len(time))), np.zeros(len(time)) if fold is None else fold
+    return np.array([auc_within(time, event, risk, fold, float(when), one)[0] for when in grid])
 
 
 def time_grid(time: np.ndarray, event: np.ndarray, most: int = 100) -> np.ndarray:

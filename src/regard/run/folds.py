@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,14 @@ from regard.errors import ConfigError, DataError
 from regard.metrics.folds import Permuted, permute
 from regard.report.folds_page import write_folds_report
 from regard.run.compute import add_costs
-from regard.run.pool import each
+from regard.run.pool import Each, each
 from regard.run.repeat import claim
 from regard.run.runner import plain_settings, read_config, start
 from regard.run.settle import check_settings, free_folder, pick_device
 from regard.task import Folds
 from regard.tasks import Entry
 from regard.weights import Run
+from regard.weights.checkpoint import header
 
 FOLDS = "folds.json"
 """What makes a folder one of several folds."""
@@ -65,8 +67,9 @@ def cross_validate(
     dataset: Dataset | None = None,
     dry_run: bool = False,
     retrain: int = 0,
+    workers: AbstractContextManager[Each] | None = None,
 ) -> Run:
-    """Train a run per fold, `jobs` at a time, and add up what each predicts of its own fold.
+    """Train a run per fold, `jobs` at a time, or by other `workers`, and add up what each predicts of its own fold.
 
     The data is read once. A fold that has finished is kept: the same command resumes. With `retrain`, all folds are
     trained as many times again on outcomes that patients of one fold have exchanged: the honest chance level.
@@ -87,32 +90,35 @@ def cross_validate(
         first = fold_splits(numbers, 1)
         return start("train", data, settings | shared, dataset=dataset, quiet=quiet, dry_run=True, given=first)
     out = settings.get("out") or free_folder(f"runs/{Path(data).stem}-folds")
-    plan = Plan(str(data), settings | shared, numbers, Path(out).expanduser(), quiet or jobs > 1, command)
+    plan = Plan(
+        str(data), settings | shared, numbers, Path(out).expanduser(), quiet or jobs > 1 or bool(workers), command
+    )
     folder = Run(plan.folder)
     claim(folder, {"data": str(data), **settings, "out": str(out), "folds": folds})
     folder.write_json(FOLDS, {"task": entry.name, "data": str(data), "folds": folds, "note": note})
     try:
-        _train_folds(plan, jobs, dataset, progress)
-        add_up(folder, entry, dataset, numbers, note, progress)
-        if retrain:
-            _retrain(plan, entry, dataset, retrain, jobs, progress)
+        with workers or nullcontext(partial(each, jobs=jobs)) as share:
+            _train_folds(plan, share, dataset, progress)
+            add_up(folder, entry, dataset, numbers, note, progress)
+            if retrain:
+                _retrain(plan, entry, dataset, retrain, share, progress)
     except KeyboardInterrupt:
         progress.say("stopped; the same command resumes, and keeps the folds that have finished")
         raise
     return folder
 
 
-def _train_folds(plan: Plan, jobs: int, dataset: Dataset, progress: Progress) -> None:
+def _train_folds(plan: Plan, share: Each, dataset: Dataset, progress: Progress) -> None:
     folds = max(plan.numbers)
     waiting = [fold for fold in range(1, folds + 1) if not _is_finished(plan.run(fold))]
     if len(waiting) < folds:
         progress.say(f"{folds - len(waiting)} of {folds} folds are there already")
-    for fold, future in each(partial(_train_fold, plan), waiting, jobs, dataset):
+    for fold, future in share(partial(_train_fold, plan), waiting, dataset):
         future.result()
         progress.say(f"fold {fold} of {folds} is finished: {plan.run(fold).path}")
 
 
-def _retrain(plan: Plan, entry: Entry, dataset: Any, times: int, jobs: int, progress: Progress) -> None:
+def _retrain(plan: Plan, entry: Entry, dataset: Any, times: int, share: Each, progress: Progress) -> None:
     """What the first figure of the headline comes to when outcomes mean nothing: a p value of the whole way."""
     folder, silent = Run(plan.folder), Progress(quiet=True)
     summary, rows = folder.read_json("summary.json"), dataset.split_rows(["test"] * len(dataset))
@@ -122,7 +128,7 @@ def _retrain(plan: Plan, entry: Entry, dataset: Any, times: int, jobs: int, prog
         order = permute(np.array(plan.numbers), groups, 1, seed=time)[1]
         place, swapped = Run(plan.folder / "exchanged" / str(time)), dataset.exchanged(order.tolist())
         own = replace(plan, folder=place.path, settings=plan.settings | {"explain": 0}, quiet=True)
-        _train_folds(own, jobs, swapped, silent)
+        _train_folds(own, share, swapped, silent)
         add_up(place, entry, swapped, plan.numbers, "outcomes exchanged", silent, report=False)
         values.append(place.read_json("summary.json")["figures"][name]["value"])
         progress.say(f"outcomes exchanged, {time} of {times}: {name} {values[-1]:.4f}")
@@ -197,7 +203,8 @@ def add_up(
     chosen = [place[row["name"]] for row in rows]
     covariates = {name: values[chosen] for name, values in dataset.covariates().items()}
     data = dataset.to_json([UNUSED if number == 0 else "test" for number in numbers], note)
-    pooled = task.pool(Folds(rows, [run.read_rows(VALIDATED) for run in runs], covariates), data)
+    details = [header(run.checkpoint()).get("details", {}) for run in runs]
+    pooled = task.pool(Folds(rows, [run.read_rows(VALIDATED) for run in runs], covariates, details), data)
     summaries = [run.read_json("summary.json") for run in runs]
     summary = {
         "task": entry.name, "folds": count, "parameters": summaries[0]["parameters"],

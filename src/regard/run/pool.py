@@ -11,9 +11,12 @@ from typing import Any
 
 from regard.errors import DivergedError
 
+Each = Callable[[Callable[[Any, Any], Any], Sequence[Any], Any], Iterator[tuple[Any, Future[Any]]]]
+"""Of work, items and a dataset: `work(dataset, item)` of every item, when it has ended."""
+
 
 def each(
-    work: Callable[[Any, Any], Any], items: Sequence[Any], jobs: int, dataset: Any
+    work: Callable[[Any, Any], Any], items: Sequence[Any], dataset: Any, *, jobs: int
 ) -> Iterator[tuple[Any, Future[Any]]]:
     """`work(dataset, item)` of every item, when it has ended; what has diverged is in its future.
 

@@ -1,4 +1,4 @@
-"""Training under Ray Train: the same function in processes that Ray starts, watches and replaces."""
+"""Training in processes that Ray starts, watches and replaces: one run under Ray Train, or folds as tasks of Ray."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from regard import tasks
 from regard.errors import ConfigError, RegardError, RunError, missing
+from regard.run.folds import cross_validate
+from regard.run.pool import Each
 from regard.run.runner import plain_settings, should_resume, start
 from regard.run.settle import check_settings
 from regard.run.writer import in_python, setup_files
@@ -41,13 +44,16 @@ def train_on_ray(
     quiet: bool = False,
     command: str | None = None,
     resume: bool = False,
+    folds: int = 1,
+    retrain: int = 0,
     **settings: Any,
 ) -> Run:
     """`regard.train` in several processes that Ray starts; where one is lost, all resume from the last saved state.
 
     Ray is started on this machine alone, reachable from nowhere else; with RAY_ADDRESS set, the cluster there is
     used. `out` must be given, and be a folder that all machines share, as must the data. `restarts` is how often
-    a run may be taken up again.
+    a run may be taken up again. With `folds`, a cross-validation: every fold is trained in one process, `processes` at
+    a time.
     """
     settings = plain_settings(settings)
     entry, _ = tasks.choose(data, settings)
@@ -57,6 +63,9 @@ def train_on_ray(
     if processes < 1 or restarts < 0:
         raise ConfigError(f"{processes} processes and {restarts} restarts make no run", do="give at least 1 and 0")
     out = _absolute(asked.general.out)
+    if folds != 1:
+        workers = fold_workers(out, processes, restarts, asked.machine.device, quiet)
+        return cross_validate(data, settings, folds, workers=workers, retrain=retrain, quiet=quiet, command=command)
     if not should_resume(str(out), resume):
         Run.require_new(out, setup_files(entry.load()) if resume else ())
     settings |= {name: str(_absolute(settings[name])) for name in ("out", "weights") if settings.get(name)}
@@ -134,6 +143,98 @@ def _wait(future: Future[Any], stop: Stop, stop_file: Path) -> None:
         if stop.wanted and not stop_file.exists():
             stop_file.touch()
     future.result()
+
+
+@contextmanager
+def fold_workers(out: Path, processes: int, restarts: int, device: str, quiet: bool) -> Iterator[Each]:
+    """Within: what trains several folds at a time, as `pool.each` does, each in a process of Ray's."""
+    with _cluster(processes, quiet) as gpus:
+        gpu = _device(device, gpus, processes) == "cuda"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        notes = Path(tempfile.mkdtemp(prefix=f".{out.name}-ray-", dir=out.parent))
+        try:
+            yield Workers(notes / "stop", processes, restarts, gpu, quiet)
+        finally:
+            shutil.rmtree(notes, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Calls a function of every item in processes of Ray's, so many at a time."""
+
+    stop_file: Path
+    processes: int
+    restarts: int
+    gpu: bool
+    quiet: bool
+
+    def __call__(
+        self, work: Callable[[Any, Any], Any], items: Sequence[Any], dataset: Any
+    ) -> Iterator[tuple[Any, Future[Any]]]:
+        import ray
+
+        task: Any = ray.remote(num_cpus=1, num_gpus=int(self.gpu), max_retries=self.restarts)(_in_task)
+        # As arrays, once per machine: torch would send each tensor by itself.
+        images = {number: image.numpy() for number, image in dataset.cache.items()}
+        data = ray.put((replace(dataset, cache={}), images))
+        local = "RAY_ADDRESS" not in os.environ
+        threads = max(1, (os.cpu_count() or 1) // self.processes) if local else None
+        left, running = list(items), dict[Any, Any]()
+        with Stop(self.quiet) as stop:
+            try:
+                while left or running:
+                    while left and len(running) < self.processes:
+                        item = left.pop(0)
+                        running[task.remote(data, work, item, str(self.stop_file), str(Path.cwd()), threads)] = item
+                    done, _ = ray.wait(list(running), timeout=0.5)
+                    if stop.wanted:
+                        break
+                    for reference in done:
+                        yield running.pop(reference), _result(reference)
+            finally:  # stopped, or one of them has failed: the others save and end
+                if running:
+                    self.stop_file.touch()
+                while running:
+                    for reference in ray.wait(list(running), timeout=0.5)[0]:
+                        del running[reference]
+            if stop.wanted:
+                stop.leave()
+
+
+def _in_task(
+    data: Any, work: Callable[[Any, Any], Any], item: Any, stop_file: str, folder: str, threads: int | None
+) -> None:
+    """In a process of Ray's, from the folder in which the command was given: paths may be relative to it."""
+    import torch
+
+    os.environ[STOP_FILE] = stop_file
+    try:
+        os.chdir(folder)
+    except OSError:
+        do = "give the command in a folder that all machines share"
+        raise ConfigError("the folder is not on every machine of Ray's", where=folder, do=do) from None
+    if threads:
+        torch.set_num_threads(threads)
+    dataset, images = data
+    dataset.cache = {number: torch.from_numpy(image.copy()) for number, image in images.items()}
+    try:
+        work(dataset, item)
+    except (KeyboardInterrupt, SystemExit):  # asked to stop, and saved
+        if not Path(stop_file).exists():
+            raise
+
+
+def _result(reference: Any) -> Future[Any]:
+    import ray
+
+    future: Future[Any] = Future()
+    try:
+        future.set_result(ray.get(reference))
+    except Exception as error:
+        cause = getattr(error, "cause", None)
+        said = RunError(f"Ray gave up: {str(error).strip().splitlines()[-1]}", do="the same command resumes")
+        future.set_exception(cause if isinstance(cause, RegardError) else said)
+    return future
 
 
 @contextmanager

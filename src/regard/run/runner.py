@@ -96,7 +96,8 @@ def start(
         run = Run(Path(config.general.out or "").expanduser())
         if world.first:
             command = command or in_python(f"regard.{command_name}({str(data)!r}, **{settings!r})")
-            run = create_folder(task, str(data), command, progress, restart=resume)
+            confounded = task_class.confounded(dataset) if given is None else ()  # of folds it is said by their report
+            run = create_folder(task, str(data), command, progress, resume, confounded)
         world.wait()
         history = train(run, task, progress, world)
     if world.first:

@@ -30,6 +30,11 @@ def check(data: str | Path, progress: Progress, command: str = "train", **settin
     return dataset
 
 
+def confounded(dataset: Dataset, data: str | Path, **settings: Any) -> list[str]:
+    """What predicts the outcome without a look at the samples, for tasks that look for it."""
+    return tasks.choose(data, settings)[0].load().confounded(dataset)
+
+
 def require_trainable(dataset: Dataset, data: str | Path, **settings: Any) -> None:
     """An error if training would refuse this data. Data without a training split is for evaluation, and may be."""
     entry, _ = tasks.choose(data, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def setup_files(task: type[Task]) -> tuple[str, ...]:
     return *SETUP_FILES, *task.files
 
 
-def create_folder(task: Task, data: str, command: str, progress: Progress, restart: bool = False) -> Run:
+def create_folder(
+    task: Task, data: str, command: str, progress: Progress, restart: bool = False, confounded: Sequence[str] = ()
+) -> Run:
     """The run folder, with all that is known before training; with `restart`, in place of an unfinished one.
 
     Its settings are written last. Only then is it a run: whatever stops the process, a run can be resumed, and what
@@ -78,9 +81,9 @@ def create_folder(task: Task, data: str, command: str, progress: Progress, resta
     try:
         write_text(run.path / "command.txt", one_line(command) + "\n")
         run.write_json("environment.json", environment(job.device))
-        for line in job.dataset.warnings(job.splits):
+        for line in (*job.dataset.warnings(job.splits), *confounded):
             progress.say(f"warning: {line}")
-        run.write_json("data.json", job.dataset.to_json(job.splits, job.note))
+        run.write_json("data.json", job.dataset.to_json(job.splits, job.note) | {"confounded": list(confounded)})
         run.write_rows("splits.csv", job.dataset.split_rows(job.splits))
         task.write(run, progress)
         run.end_setup(data, job.config, job.origins, job.why)

@@ -48,7 +48,7 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
     waiting = [trial for trial in trials if not _finished(study, trial)]
     progress.say(f"{len(trials)} runs in {study.out / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
-        for trial, future in each(partial(_execute, study), waiting, jobs, scan):
+        for trial, future in each(partial(_execute, study), waiting, scan, jobs=jobs):
             try:
                 value = future.result()
             except DivergedError as error:

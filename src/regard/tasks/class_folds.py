@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from regard.console import interval, shown, with_interval
+from regard.data.splits import assign_folds
 from regard.drawing import BLUE, GREY, canvas, dress, style, to_svg
+from regard.errors import DataError
 from regard.metrics.classification import BINS, Figure, summarise, weighted_aurocs, wilson
 from regard.metrics.delong import auc_delong
 from regard.metrics.folds import (
@@ -47,6 +49,9 @@ SMALL = 1000
 FEW_PER_FOLD = 10
 """Samples of a class per fold below which a fold's figure says little."""
 CONFOUNDED = 0.01
+MOST_LOOKED_AT = 5000
+"""Samples up to which confounders are looked for before training."""
+LOOKED_AT_FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,9 @@ def pool_classes(predicted: Predicted) -> dict[str, Any]:
         "counts": [np.bincount(labels[fold == n], minlength=len(classes)).tolist() for n in folds],
         "permutation": test._asdict(),
         "reliability": _reliability(probs[:, 1], labels == 1) if len(classes) == 2 else None,
-        "confounders": confounders(predicted),
+        "confounders": confounders(
+            predicted.covariates, len(predicted.classes), predicted.labels, predicted.fold, predicted.groups
+        ),
     }
     return summary | {"warnings": warnings(summary)}
 
@@ -185,14 +192,43 @@ def _reliability(score: np.ndarray, positive: np.ndarray) -> list[list[float]]:
     ]
 
 
-def confounders(predicted: Predicted) -> list[dict[str, Any]]:
+def confounders(
+    covariates: dict[str, np.ndarray], classes: int, labels: np.ndarray, fold: np.ndarray, groups: np.ndarray,
+    permutations: int = 999,
+) -> list[dict[str, Any]]:  # fmt: skip
     """For what is known beside the picture: the AUC with which it alone predicts the label, out of fold."""
-    made, labels, fold = [], predicted.labels, predicted.fold
-    for name, features in predicted.covariates.items():
-        alone = predict_from(features, np.eye(len(predicted.classes))[labels], fold)
-        test = permutation_test(alone, labels, fold, predicted.groups, 999)
+    made, truth = [], np.eye(classes)[labels]
+    for name, features in covariates.items():
+        test = permutation_test(predict_from(features, truth, fold), labels, fold, groups, permutations)
         made.append({"name": name, "auroc": test.value, "p": test.p})
     return made
+
+
+def describe_confounders(rows: list[dict[str, Any]]) -> list[str]:
+    """Of those that predict the label, in sentences."""
+    return [
+        f"{row['name']} alone predicts the label: AUC {row['auroc']:.3f}, p {row['p']:.3f}. What the network has "
+        "learnt may be that; compare within sites, or balance them"
+        for row in rows
+        if row["p"] < CONFOUNDED
+    ]
+
+
+def confounded(dataset: Any) -> list[str]:
+    """The same before anything is trained, in folds made for it; nothing of much data, where it would take long."""
+    labels, features = np.array(dataset.strata()), dataset.covariates()
+    if not features or len(labels) > MOST_LOOKED_AT or len(set(labels.tolist())) < 2:
+        return []
+    try:
+        folds = np.array(assign_folds(dataset, LOOKED_AT_FOLDS, 0)[0])
+    except DataError:  # too few to say
+        return []
+    own = folds > 0
+    names = [row["group"] for row in dataset.split_rows(["train"] * len(dataset))]
+    groups = np.array([name or f"sample {number}" for number, name in enumerate(names)])
+    known = {name: values[own] for name, values in features.items()}
+    rows = confounders(known, len(dataset.source.classes), labels[own], folds[own], groups[own], 199)
+    return describe_confounders(rows)
 
 
 def warnings(summary: dict[str, Any]) -> list[str]:
@@ -226,13 +262,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
     commonest = max(map(sum, zip(*summary["counts"], strict=True))) / area["n"]
     if summary["figures"]["accuracy"]["value"] <= commonest:
         lines.append(f"the accuracy is no better than always giving the commonest class, {commonest:.1%}")
-    for row in summary["confounders"]:
-        if row["p"] < CONFOUNDED:
-            lines.append(
-                f"{row['name']} alone predicts the label: AUC {row['auroc']:.3f}, p {row['p']:.3f}. What the network "
-                "has learnt may be that; compare within sites, or balance them"
-            )
-    return lines
+    return lines + describe_confounders(summary["confounders"])
 
 
 def figure_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -53,15 +53,20 @@ def save_dicom(
     double: tuple[int, ...] = (),
     tilt: float = 0.0,
     name: str = "",
+    directions: tuple[float, ...] = (1, 0, 0, 0, 1, 0),
+    slope: float = 1.0,
+    intercept: float = 0.0,
+    number: int = 1,
 ) -> Path:
-    """Axial slices of an array (columns, rows, slices) whose axes run left, posterior, superior."""
+    """Slices of an array (columns, rows, slices); by default axial ones, whose axes run left, posterior, superior."""
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
     folder.mkdir(parents=True, exist_ok=True)
     uid = generate_uid(entropy_srcs=[str(folder), series])
     numbers = [n for n in range(array.shape[2]) if n not in skip] + list(double)
-    for file_number, number in enumerate(reversed(numbers)):  # not in the order of the slices
+    normal = np.cross(directions[:3], directions[3:])
+    for file_number, place in enumerate(reversed(numbers)):  # not in the order of the slices
         meta: Any = FileMetaDataset()
         meta.TransferSyntaxUID = ExplicitVRLittleEndian
         meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.4"
@@ -71,18 +76,18 @@ def save_dicom(
         slice_.SOPClassUID, slice_.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
         slice_.SeriesInstanceUID, slice_.StudyInstanceUID = uid, generate_uid(entropy_srcs=[str(folder)])
         slice_.FrameOfReferenceUID = generate_uid(entropy_srcs=["frame"])
-        slice_.SeriesDescription, slice_.SeriesNumber, slice_.Modality = series, 1, "MR"
+        slice_.SeriesDescription, slice_.SeriesNumber, slice_.Modality = series, number, "MR"
         slice_.PatientName, slice_.PatientID = name, "1"
         slice_.Rows, slice_.Columns = array.shape[1], array.shape[0]
         slice_.PixelSpacing = [spacing[1], spacing[0]]
         slice_.SliceThickness = spacing[2]
-        slice_.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-        shift = float(np.tan(np.radians(tilt)) * number * spacing[2])
-        slice_.ImagePositionPatient = [-10.0, 5.0 + shift, 7.0 + number * spacing[2]]
-        slice_.InstanceNumber = number + 1
+        slice_.ImageOrientationPatient = list(directions)
+        shift = float(np.tan(np.radians(tilt)) * place * spacing[2])
+        slice_.ImagePositionPatient = (np.array([-10.0, 5.0 + shift, 7.0]) + place * spacing[2] * normal).tolist()
+        slice_.InstanceNumber = place + 1
         slice_.SamplesPerPixel, slice_.PhotometricInterpretation = 1, "MONOCHROME2"
         slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit, slice_.PixelRepresentation = 16, 16, 15, 0
-        slice_.RescaleSlope, slice_.RescaleIntercept = 1, 0
-        slice_.PixelData = array[:, :, number].T.astype("<u2").tobytes()
+        slice_.RescaleSlope, slice_.RescaleIntercept = slope, intercept
+        slice_.PixelData = array[:, :, place].T.astype("<u2").tobytes()
         slice_.save_as(path, enforce_file_format=True)
     return folder

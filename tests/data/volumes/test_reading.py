@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import sys
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from regard.data.volumes import read_scan
+from regard.data.volumes.dicom import describe_dicom
 from regard.errors import ConfigError, DataError
+from tests.data.volumes.plain_dicom import differences, read_plain
 from tests.data.volumes.scans import ORIENTATIONS, affine_of, phantom, save, save_dicom
 
 
@@ -115,7 +120,7 @@ def test_a_dicom_series_is_the_volume_it_was_made_from(tmp_path: Path) -> None:
     assert scan.spacing == (0.5, 1.5, 2.0)
     first = scan.affine @ [scan.shape[0] - 1, scan.shape[1] - 1, 0, 1]
     assert np.allclose(first[:3], [10.0, -5.0, 7.0])  # the position of the first slice, from LPS to RAS
-    assert scan.identifying == ("PatientName",)
+    assert scan.identifying == ("PatientName", "PatientID")
 
 
 def test_series_are_told_apart_and_chosen_by_name(tmp_path: Path) -> None:
@@ -129,6 +134,72 @@ def test_series_are_told_apart_and_chosen_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no series 'FLIAR'") as caught:
         read_scan(f"{folder}#FLIAR")
     assert "did you mean FLAIR" in str(caught.value)
+
+
+def mixed_folder(folder: Path) -> Path:
+    """Four series of other shapes, spacings, directions and scalings in one folder."""
+    tilted = (0.8, 0.6, 0.0, -0.6, 0.8, 0.0)
+    save_dicom(folder, phantom((8, 10, 9)).round(), series="T1", name="Doe^Jane")
+    save_dicom(folder, phantom((12, 9, 7), 1).round(), series="FLAIR", spacing=(0.5, 1.5, 3.0), number=2, slope=0.5)
+    save_dicom(folder, phantom((10, 8, 6), 2).round(), series="sagittal", directions=(0, 1, 0, 0, 0, -1), number=3)
+    save_dicom(folder, phantom((9, 9, 9), 3).round(), series="oblique", directions=tilted, number=4, intercept=-100)
+    return folder
+
+
+def test_a_mixed_folder_is_the_volumes_that_an_independent_reader_sees(tmp_path: Path) -> None:
+    folder = mixed_folder(tmp_path / "exam")
+    assert set(read_plain(folder)) == {"T1", "FLAIR", "sagittal", "oblique"}
+    for series in read_plain(folder):
+        voxels, affine = differences(folder, series)
+        assert voxels == 0, series
+        assert affine < 1e-9, series
+
+
+def test_the_real_mixed_folder_is_the_volumes_that_an_independent_reader_sees(tmp_path: Path) -> None:
+    archive = Path(os.environ.get("REGARD_SHARED", Path(__file__).parents[4] / "shared")) / "data" / "dicom_t1.tar.xz"
+    if not archive.is_file():
+        pytest.skip("needs ../shared/data, or REGARD_SHARED")
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path, filter="data")
+    found = {series: differences(tmp_path / "dicom_t1", series) for series in read_plain(tmp_path / "dicom_t1")}
+    assert set(found) == {"T1post", "T1pre_reg", "FLAIR_reg", "T2_reg", "HippoCrop"}
+    for voxels, affine in found.values():
+        assert voxels == 0
+        assert affine < 1e-5
+
+
+def test_check_lists_the_series_of_a_bare_folder_and_says_how_to_name_them(tmp_path: Path, cli: Any) -> None:
+    folder = mixed_folder(tmp_path / "cohort" / "exam")
+    save_dicom(folder, phantom((8, 8, 8)).round(), series="holes", skip=(3,), number=5)
+    code, said, error = cli("check", folder.parent)
+    rows = {line.split()[0]: line for line in said.splitlines()}
+    assert "9 × 10 × 8" in rows["cohort/exam#T1"]
+    assert "identifying: PatientName, PatientID" in rows["cohort/exam#T1"]
+    assert "3 × 1.5 × 0.5" in rows["cohort/exam#FLAIR"]
+    assert "1 slice missing" in rows["cohort/exam#holes"]
+    assert len([name for name in rows if name.startswith("cohort/exam#")]) == 5
+    assert "to do: cohort/exam#holes: export the whole series again" in said
+    assert code == 2
+    assert "DICOM files without a table" in error
+    assert "s01,cohort/exam#SERIES,a" in error
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "subject,t1,label\n"
+        + "".join(f"s{n},cohort/exam#{name},{n % 2}\n" for n, name in enumerate(("T1", "FLAIR", "sagittal", "oblique")))
+    )
+    assert "t1" in cli("check", table, "--cache-folder", tmp_path / "kept")[1]
+
+
+def test_series_of_one_description_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    folder = save_dicom(tmp_path / "exam", phantom((8, 8, 8)).round(), series="T1")
+    for path in folder.iterdir():
+        path.rename(path.with_name(f"first_{path.name}"))
+    save_dicom(folder / "other", phantom((8, 8, 8), 1).round(), series="T1", number=2)
+    for path in (folder / "other").iterdir():
+        path.rename(folder / path.name)
+    said = describe_dicom(folder, [folder])
+    assert "exam#1 " in said
+    assert "exam#2 " in said
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from regard.data import ImageDataset, open_source, scan
+from regard.data.volumes import nifti, reader
 from regard.data.volumes.survey import Facts, Wanted, choose_plan
 from regard.errors import ConfigError, DataError
 from regard.setting_groups import LabelData
@@ -258,6 +259,32 @@ def test_prepared_volumes_are_kept_and_made_anew_when_a_file_or_a_setting_change
     save(tmp_path / "s0_t1.nii.gz", phantom(seed=5))
     os.utime(tmp_path / "s0_t1.nii.gz", (1, 1))
     assert not np.allclose(read(path, cache_folder=str(folder)).cache[0], first)
+
+
+@pytest.mark.parametrize("fails", ["_t1", "_mask"])
+def test_a_scan_that_could_not_be_read_for_a_while_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    path, folder = subjects(tmp_path, 2), str(tmp_path / "kept")
+
+    def little(needed: int, path: Path) -> None:
+        if f"s0{fails}" in path.name:
+            raise DataError("this machine has no room for it", where=path)
+
+    with monkeypatch.context() as now:
+        now.setattr(nifti, "_require_room", little)
+        dataset = read(path, cache_folder=folder)
+    said = [*dict(dataset.unreadable).values(), *dataset.source.survey.notes()]
+    assert any("no room" in line for line in said)
+    dataset = read(path, cache_folder=folder)
+    assert not dataset.unreadable
+    assert not any("no room" in line for line in dataset.source.survey.notes())
+
+    def again(*_: object) -> None:
+        raise AssertionError("what was read is kept")
+
+    monkeypatch.setattr(reader, "survey_subject", again)
+    assert not read(path, cache_folder=folder).unreadable
 
 
 def _facts(spacing: tuple[float, ...], extent: tuple[float, ...]) -> Facts:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.volumes.scan import Scan, require_voxels
+from regard.console import columns
+from regard.data.volumes.scan import VOXELS_PER_PIXEL, Scan, check_scan, require_medical, require_voxels
 from regard.errors import DataError, counted, did_you_mean
+from regard.setting_groups import MAX_MEGAPIXELS
 
 MOST_FILES = 20_000
 MAX_BYTES = 2**31
@@ -23,10 +25,17 @@ MOST_TILT = 0.5
 """Degrees between the direction of the slices' positions and their normal."""
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 IDENTIFYING = (
-    "PatientName", "PatientBirthDate", "PatientAddress", "PatientTelephoneNumbers", "OtherPatientIDs",
-    "OtherPatientNames", "PatientMotherBirthName", "InstitutionAddress", "ReferringPhysicianName",
-    "PerformingPhysicianName", "OperatorsName",
+    "PatientName", "PatientID", "IssuerOfPatientID", "OtherPatientIDs", "OtherPatientIDsSequence", "OtherPatientNames",
+    "PatientBirthName", "PatientMotherBirthName", "PatientBirthDate", "PatientBirthTime", "PatientAddress",
+    "PatientTelephoneNumbers", "PatientTelecomInformation", "PatientInsurancePlanCodeSequence", "MedicalRecordLocator",
+    "MilitaryRank", "CountryOfResidence", "RegionOfResidence", "PatientReligiousPreference", "ResponsiblePerson",
+    "AccessionNumber", "StudyID", "AdmissionID", "IssuerOfAdmissionID", "ServiceEpisodeID", "PatientComments",
+    "InstitutionName", "InstitutionAddress", "ReferringPhysicianName", "ReferringPhysicianAddress",
+    "ReferringPhysicianTelephoneNumbers", "PerformingPhysicianName", "PhysiciansOfRecord", "RequestingPhysician",
+    "NameOfPhysiciansReadingStudy", "OperatorsName", "PersonName",
 )  # fmt: skip
+"""Fields that say directly who was examined, when born, where treated and by whom: from the basic profile of PS3.15,
+table E.1-1, without dates, UIDs and descriptions of the examination."""
 _TAGS = [
     "SeriesInstanceUID", "SeriesNumber", "SeriesDescription", "Rows", "Columns", "PixelSpacing",
     "ImageOrientationPatient", "ImagePositionPatient", "InstanceNumber", "NumberOfFrames", "SamplesPerPixel",
@@ -51,11 +60,60 @@ class Series:
 
     @property
     def identifying(self) -> tuple[str, ...]:
-        return tuple(name for name in IDENTIFYING if any(str(h.get(name) or "").strip() for h in self.headers))
+        return tuple(name for name in IDENTIFYING if any(_filled(h.get(name)) for h in self.headers))
 
     def __str__(self) -> str:
         number = f" (number {self.number})" if self.number and self.description else ""
         return f"{self.name}{number}, {counted(len(self.paths), 'files')}"
+
+
+def _filled(value: Any) -> bool:
+    return value is not None and str(value).strip() not in ("", "[]")
+
+
+def dicom_folders(root: Path) -> list[Path]:
+    """The folder itself and those in it, however deep, that hold DICOM files."""
+    try:
+        folders = [root, *(p for p in sorted(root.rglob("*")) if p.is_dir())] if root.is_dir() else []
+        return [folder for folder in folders if has_dicom(folder)]
+    except OSError:  # a folder that may not be entered
+        return []
+
+
+def describe_dicom(root: Path, folders: list[Path], max_megapixels: float = MAX_MEGAPIXELS) -> str:
+    """Every series in these folders as a table names it, read slice by slice, with what is wrong with it."""
+    require_medical("nibabel", "pydicom", "highdicom")
+    rows, notes, most = list[tuple[str, ...]](), list[str](), round(max_megapixels * 1e6 * VOXELS_PER_PIXEL)
+    for folder in folders:
+        series = find_series(folder)
+        for one in series:
+            cell = _cell(root, folder, one, series)
+            slices = str(len(one.paths))
+            try:
+                scan = check_scan(read_series(one, most, str(folder)))
+            except DataError as error:
+                rows.append((cell, slices, "–", "–", "–", error.what))
+                notes += [f"{cell}: {error.do}"] if error.do else []
+                continue
+            fields = f"identifying: {', '.join(scan.identifying)}" if scan.identifying else ""
+            shape, spacing = (" × ".join(f"{n:g}" for n in own) for own in (scan.shape, scan.spacing))
+            rows.append((cell, slices, shape, spacing, scan.orientation, fields))
+    header = ("series", "files", "voxels", "spacing, mm", "stored as", "what to look at")
+    return "\n".join([columns(header, rows), *(f"to do: {note}" for note in notes)])
+
+
+def _cell(root: Path, folder: Path, one: Series, beside: list[Series]) -> str:
+    """The cell of a table beside the root that stands for a series: the folder if it is alone there."""
+    place = (Path(root.resolve().name) / folder.relative_to(root)).as_posix()
+    if len(beside) == 1:
+        return place
+    for name, names in (
+        (one.description, [s.description for s in beside]),
+        (one.number, [s.number for s in beside]),
+    ):
+        if name and names.count(name) == 1:
+            return f"{place}#{name}"
+    return f"{place}#{one.uid}"
 
 
 def has_dicom(folder: Path) -> bool:

@@ -20,6 +20,8 @@ from regard.data.volumes.survey import Facts, Survey, Wanted, choose_plan, in_on
 from regard.errors import DataError
 
 SHOWN = 5
+KEPT = 6
+"""Fields of `Facts` that are kept on disk; the others say what could not be read."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,19 @@ class Unsettled:
         return VolumeReader(self.subjects, plan, self.cache, self.max_megapixels)
 
     def _facts(self, subject: Subject) -> Facts:
-        """Of one subject, as they were kept if no file has changed."""
+        """Of one subject, as they were kept if no file has changed.
+
+        What could not be read is tried again each time: memory, rights and disks change while the file does not.
+        """
         paths = (*subject.scans, *(path for _, path in subject.masks))
         settings: Any = ["facts", subject.key, self.wanted.scans, [name for name, _ in subject.masks]]
         key = self.cache.key(paths, [*settings, self.max_megapixels])
         held = self.cache.read_json(key)
         try:
-            name, scans, spacing, extent, whole, notes, error = held
-            return Facts(str(name), dict(scans), tuple(spacing), tuple(extent), tuple(whole), tuple(notes), str(error))
+            name, scans, spacing, extent, whole, notes = held
+            return Facts(str(name), dict(scans), tuple(spacing), tuple(extent), tuple(whole), tuple(notes))
         except (TypeError, ValueError):
             facts = survey_subject(subject, self.wanted.scans, self.max_megapixels)
-            self.cache.write_json(key, list(facts))
+            if not facts.error and not facts.unread:
+                self.cache.write_json(key, list(facts[:KEPT]))
             return facts

@@ -97,10 +97,11 @@ def read_scan(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS, *, const
         require_medical("pydicom", "highdicom")
         folder, _, series = str(path).partition("#")
         scan = read_dicom(Path(path if Path(path).exists() else folder), most, "" if Path(path).exists() else series)
-    return _checked(scan, constant)
+    return check_scan(scan, constant)
 
 
-def _checked(scan: Scan, constant: bool) -> Scan:
+def check_scan(scan: Scan, constant: bool = False) -> Scan:
+    """The same scan, if its voxels are numbers that differ and its axes are at right angles."""
     bad = int((~np.isfinite(scan.array)).sum())
     if bad:
         do = "set them to the value of the background, or leave the subject out"

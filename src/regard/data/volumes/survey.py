@@ -38,6 +38,8 @@ class Facts(NamedTuple):
     """Millimetres of the first scan."""
     notes: tuple[str, ...] = ()
     error: str = ""
+    unread: bool = False
+    """Whether a mask could not be read; the notes say why."""
 
 
 def survey_subject(subject: Subject, names: tuple[str, ...], max_megapixels: float) -> Facts:
@@ -46,7 +48,7 @@ def survey_subject(subject: Subject, names: tuple[str, ...], max_megapixels: flo
         loaded = load_subject(subject, names, max_megapixels)
     except DataError as error:
         return Facts(subject.key, {}, error=in_one_line(error))
-    notes = []
+    notes, unread = list[str](), False
     for number in loaded.resampled:
         scan = loaded.scans[number]
         notes.append(
@@ -59,6 +61,7 @@ def survey_subject(subject: Subject, names: tuple[str, ...], max_megapixels: flo
             mask = read_scan(path, max_megapixels).to_ras() if path else None
         except DataError as error:
             notes.append(f"{name}: {in_one_line(error)}")
+            unread = True
             continue
         if mask is None:
             notes.append(f"there is no {name}")
@@ -84,7 +87,7 @@ def survey_subject(subject: Subject, names: tuple[str, ...], max_megapixels: flo
     spacing = straight.spacing
     extent = tuple((stop - start) * side for (start, stop), side in zip(loaded.box, spacing, strict=True))
     whole = tuple(count * side for count, side in zip(straight.shape, spacing, strict=True))
-    return Facts(subject.key, scans, spacing, extent, whole, tuple(notes))
+    return Facts(subject.key, scans, spacing, extent, whole, tuple(notes), unread=unread)
 
 
 def in_one_line(error: DataError) -> str:

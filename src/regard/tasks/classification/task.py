@@ -18,6 +18,7 @@ from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.data.corruptions import CORRUPTIONS, SEVERITIES
 from regard.errors import ConfigError, DataError, RunError
 from regard.task import Choice, Job
+from regard.tasks.class_folds import confounded
 from regard.tasks.classification import folds
 from regard.tasks.classification.comparison import compare_classifiers
 from regard.tasks.classification.distillation import Distillation, Teacher, open_teacher
@@ -176,6 +177,7 @@ class Task(ImageTask):
 
     page = staticmethod(page)
     pools: ClassVar[bool] = True
+    confounded = staticmethod(confounded)
     pool = staticmethod(folds.pool)
     pool_page = staticmethod(folds.page)
 

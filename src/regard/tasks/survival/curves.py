@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -54,6 +55,18 @@ class Curves:
         if self.loss == "cox":
             return logits[:, 0] - self.centre
         return np.log(np.logaddexp(0, logits).sum(1)) - self.centre
+
+    def to_row(self, logits: np.ndarray) -> dict[str, str]:
+        """One row of logits as columns of a table: the risk, from which Cox's logit follows, or every logit."""
+        row = {"risk": f"{self.risk(logits[None])[0]:.10g}"}
+        own = () if self.loss == "cox" else enumerate(logits.tolist(), start=1)
+        return row | {f"logit_{number}": f"{logit:.10g}" for number, logit in own}
+
+    def from_rows(self, rows: Sequence[Mapping[str, str]]) -> np.ndarray:
+        """The logits (N, outputs) of such columns."""
+        if self.loss == "cox":
+            return np.array([[float(row["risk"]) + self.centre] for row in rows])
+        return np.array([[float(row[f"logit_{n}"]) for n in range(1, len(self.edges) + 1)] for row in rows])
 
     def survival(self, logits: np.ndarray, when: np.ndarray) -> np.ndarray:
         """The probability of no event up to each time, (N, T)."""

@@ -86,11 +86,11 @@ class SurvivalEvaluation:
         known = self.curves.fitted
         survival = self.curves.survival(self.logits, np.array([self.curves.horizon]))[:, 0] if known else self.risk
         return [
-            {"name": key, "time": f"{time:.10g}", "event": int(event), "risk": f"{risk:.10g}",
+            {"name": key, "time": f"{time:.10g}", "event": int(event), **self.curves.to_row(logits),
              "group": "high" if risk > 0 else "low"}
             | ({"horizon": f"{self.curves.horizon:.10g}", "survival": f"{alive:.10g}"} if known else {})
-            for key, time, event, risk, alive in zip(
-                self.keys, self.time, self.event, self.risk, survival, strict=True
+            for key, time, event, logits, risk, alive in zip(
+                self.keys, self.time, self.event, self.logits, self.risk, survival, strict=True
             )
         ]  # fmt: skip
 

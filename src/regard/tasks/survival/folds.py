@@ -12,14 +12,32 @@ from typing import Any
 
 import numpy as np
 
+from regard.errors import RunError
 from regard.metrics import Concordance, breslow, step
 from regard.metrics.folds import Permuted, bootstrap_figure, patient_weights, permute, predict_from, spread
-from regard.metrics.survival import calibration, cox_slope, dead_share
+from regard.metrics.survival import (
+    auc,
+    auc_within,
+    brier_scores,
+    calibration,
+    cox_slope,
+    dead_share,
+    integrated,
+    time_grid,
+)  # fmt: skip
 from regard.report.page import table
 from regard.task import Folds, Page, Section
+from regard.tasks.survival.curves import Curves
 from regard.tasks.survival.data import FEW_EVENTS
 from regard.tasks.survival.evaluation import CALIBRATION_GROUPS, PER_GROUP, concordance_within, risk_groups
-from regard.tasks.survival.page import calibration_figure, figure_row, kaplan_meier_figure
+from regard.tasks.survival.page import (
+    calibration_figure,
+    figure_row,
+    kaplan_meier_figure,
+    over_time_section,
+    reference_fact,
+)
+from regard.tasks.survival.page import over_time as over_time_figure
 from regard.weights import Run, write_text
 
 RESAMPLES = 1000
@@ -44,9 +62,9 @@ def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
         "headline": ["c_index"],
         **risk_groups(time, event, risk > 0),
     }  # fmt: skip
-    calibrated = calibrate(folds, time, event, risk, weights)
-    summary["figures"] |= calibrated.pop("figures", {})
-    summary |= calibrated
+    for more in (calibrate(folds, time, event, risk, weights), over_time(folds, time, event, risk, weights)):
+        summary["figures"] |= more.pop("figures", {})
+        summary |= more
     return summary | {"warnings": warnings(summary)}
 
 
@@ -61,6 +79,7 @@ def calibrate(
     gap = dead_share(time, event, horizon, weights) - weights @ death / weights.sum(1)
     groups = int(np.clip(event.sum() // PER_GROUP, 1, CALIBRATION_GROUPS))
     figures = {
+        "auc": bootstrap_figure(auc_within(time, event, risk, folds.fold, horizon, weights), len(time)),
         "calibration": bootstrap_figure(gap, len(time)),
         "calibration_slope": cox_slope(time, event, risk, folds.fold),
     }
@@ -69,6 +88,38 @@ def calibrate(
         "horizon": float(horizon),
         "calibration_groups": [group._asdict() for group in calibration(time, event, death, horizon, groups)],
     }
+
+
+def over_time(
+    folds: Folds, time: np.ndarray, event: np.ndarray, risk: np.ndarray, weights: np.ndarray
+) -> dict[str, Any]:
+    """Brier score and AUC at the event times of all subjects, each subject's survival by the network of its fold.
+
+    The reference is the survival of the fold's training set. Nothing if curves were not kept, as in older runs.
+    """
+    grid = time_grid(time, event)
+    survival, reference = np.empty((2, len(time), len(grid)))
+    try:
+        for number, details in enumerate(folds.details, start=1):
+            own = np.flatnonzero(folds.fold == number)
+            rows = [folds.rows[n] for n in own]
+            curves = Curves.of(details["curves"], len(details["curves"]["edges"]) or 1)
+            survival[own] = curves.survival(curves.from_rows(rows), grid)
+            reference[own] = step(np.array(curves.times), np.array(curves.reference), grid)
+    except (KeyError, RunError):
+        return {}
+    if not len(grid) or not folds.details:
+        return {}
+    scores, known = (brier_scores(time, event, own, grid) for own in (survival, reference))
+    resampled = weights @ integrated(scores, grid) / weights.sum(1)
+    return {
+        "figures": {"integrated_brier": bootstrap_figure(resampled, len(time))._asdict()},
+        "reference_brier": float(integrated(known, grid).mean()),
+        "over_time": {
+            "times": grid.tolist(), "brier": scores.mean(0).tolist(), "reference": known.mean(0).tolist(),
+            "auc": auc(time, event, risk, grid, folds.fold).tolist(),
+        },
+    }  # fmt: skip
 
 
 def permutation(
@@ -139,13 +190,15 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
             ("C-index within folds", f"{figure['value']:.4f}", f"{figure['low']:.4f} to {figure['high']:.4f}",
              "of two subjects of one fold, how often the one at higher risk has the event first; 0.5 is chance"),
             *(figure_row(name, summary["figures"][name], f"{time} {summary['horizon']:g}")
-              for name in ("calibration", "calibration_slope") if name in summary["figures"]),
+              for name in ("auc", "integrated_brier", "calibration", "calibration_slope")
+              if name in summary["figures"]),
         ],
         chosen_by="loss",
         warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
         facts=[
             ("mean ± deviation over folds", f"{per_fold['mean']:.4f} ± {per_fold['std']:.4f}"),
             ("permutation test", f"p {test['p']:.4f} ({test['permutations']} permutations)"),
+            *reference_fact(summary),
         ],
         sections=[
             Section(
@@ -154,12 +207,14 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
                 f"set, with 95 % intervals. They {tested}.</p><figure>{curves}</figure>",
             ),
             *_calibration_section(run, summary, time, event),
+            *_over_time_section(run, summary, time),
             Section(
                 "Pooling",
                 "<p>Risks of different folds come from different networks, each with a baseline hazard of its own, and "
-                "are not comparable: the C-index counts pairs of subjects of one fold only, and the calibration slope "
-                "is of Cox’s model with a baseline per fold. Predicted survival at one time is a probability: that is "
-                "pooled.</p>",
+                "are not comparable: C-index and AUC count pairs of subjects of one fold only, and the calibration "
+                "slope is of Cox’s model with a baseline per fold. Predicted survival at one time is a probability: "
+                "that is pooled, for calibration and the Brier score. Censoring is weighted for by its Kaplan–Meier "
+                "estimate on the subjects of all folds.</p>",
             ),
             Section(
                 "What else predicts survival",
@@ -186,3 +241,11 @@ def _calibration_section(run: Run, summary: dict[str, Any], time: str, event: st
             f"<figure>{drawn}</figure>",
         )
     ]
+
+
+def _over_time_section(run: Run, summary: dict[str, Any], time: str) -> list[Section]:
+    if "over_time" not in summary:
+        return []
+    drawn = over_time_figure(summary["over_time"], time)
+    write_text(run.path / "figures" / "over-time.svg", drawn)
+    return [over_time_section(drawn)]

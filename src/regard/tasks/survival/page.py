@@ -74,9 +74,7 @@ def figure_row(name: str, figure: dict[str, Any], when: str) -> tuple[str, str, 
 
 
 def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    facts = []
-    if "reference_brier" in summary:
-        facts.append(("Brier score without images", f"{shown(summary['reference_brier'])} (Kaplan–Meier)"))
+    facts = reference_fact(summary)
     if "clinical_only" in summary:
         alone, adds = summary["clinical_only"]["c_index"], summary["image_adds"]
         facts += [
@@ -84,6 +82,12 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
             ("what the image adds to them", f"{with_interval(adds, '.4f')}, p {shown(adds['p'], '.3f')}"),
         ]
     return facts
+
+
+def reference_fact(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    if "reference_brier" not in summary:
+        return []
+    return [("Brier score without images", f"{shown(summary['reference_brier'])} (Kaplan–Meier)")]
 
 
 def doubts(summary: dict[str, Any]) -> list[str]:
@@ -130,13 +134,16 @@ def _calibration_sections(summary: dict[str, Any], drawn: dict[str, str], event:
             f"<p>Subjects in groups by predicted probability of {escape(event)} by {escape(when)}; observed by "
             f"Kaplan–Meier, with 95 % intervals. On the line it is right.</p><figure>{drawn['calibration']}</figure>",
         ),
-        Section(
-            "Over time",
-            "<p>Left: the Brier score, against always giving the survival of the training set. Right: the AUC of those "
-            "with the event by each time against those without. Censoring is weighted for.</p>"
-            f"<figure>{drawn['over-time']}</figure>",
-        ),
+        over_time_section(drawn["over-time"]),
     ]
+
+
+def over_time_section(svg: str) -> Section:
+    return Section(
+        "Over time",
+        "<p>Left: the Brier score, against always giving the survival of the training set. Right: the AUC of those "
+        f"with the event by each time against those without. Censoring is weighted for.</p><figure>{svg}</figure>",
+    )
 
 
 @style()
