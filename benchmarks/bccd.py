@@ -90,7 +90,7 @@ def run(data: str, arm: str, seed: int, folder: str, options: argparse.Namespace
     import regard
 
     budget = budget_of(options)
-    settings = budget | {"size": tuple(budget["size"])} | ARMS[arm]
+    settings: dict[str, Any] = budget | {"size": tuple(budget["size"])} | ARMS[arm]
     made = regard.train(data, out=folder, seed=seed, explain=0, resume=True, **settings)
     summary, figures = made.read_json("summary.json"), {}
     for name in ("ap", "ap50", "ap75", "ar"):

@@ -18,7 +18,7 @@ class Listed(NamedTuple):
 
     id: int | str
     file_name: str
-    size: tuple[Any, Any]
+    size: tuple[Any, ...]
     """Height and width, None where the file does not say."""
 
 
