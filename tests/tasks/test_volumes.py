@@ -249,7 +249,7 @@ def test_a_spacing_that_predicts_the_label_is_named_by_check_run_and_folds(tmp_p
         csv.writer(file).writerows([header, *rows])
     told = "oxel spacing and shape alone predicts the label: AUC 1.000"
     assert f"warning: v{told}" in cli("check", tmp_path / "table.csv")[1]
-    settings = NANO | {"epochs": 1, "explain": 0}
+    settings: dict[str, Any] = NANO | {"epochs": 1, "explain": 0}
     made = regard.train(tmp_path / "table.csv", folds=2, out=tmp_path / "folds", **settings)
     assert any(told in line for line in made.read_json("summary.json")["warnings"])
     run = regard.train(tmp_path / "table.csv", out=tmp_path / "run", **settings)
