@@ -136,6 +136,16 @@ def test_links_and_named_tests_exist(document):
         assert f"def {name}(" in tests, name
 
 
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
+def test_paths_of_the_repository_that_are_named_exist(document):
+    """Those that begin with one of its folders, and modules in backticks, which may begin inside the package."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w/.])(?:benchmarks|docs|src|tests)/[\w./-]*\w", text)
+    named += re.findall(r"`([\w./-]+/\w+\.py)`", text)
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src" / "regard" / path).exists(), path
+
+
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_no_large_or_foreign_files_are_kept():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
