@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from benchmarks.trained_weights import CASES
 from regard.cli import COMMANDS
 from tests.conftest import make_folder
 
@@ -154,6 +155,17 @@ def test_no_large_or_foreign_files_are_kept():
         if path.is_file():
             assert path.stat().st_size < 1_000_000, name
             assert path.suffix not in (".safetensors", ".pth", ".npz", ".pt"), name
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_commands_of_the_benchmark_of_weights_are_accepted(words, cli, monkeypatch):
+    def accepted(*_: object, **settings: object) -> None:
+        raise SystemExit(0)
+
+    for name in ("train", "pretrain"):
+        monkeypatch.setattr(f"regard.api.{name}", accepted)
+    code, _, err = cli(*words)
+    assert code == 0, err
 
 
 def test_the_page_on_methods_is_what_its_script_writes():
