@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 CASES = {
     "digits": ["train", "digits", "--epochs", "2"],
     "digits-muon": ["train", "digits", "--epochs", "2", "--optimizer", "muon", "--mixup", "0.8", "--cutmix", "1",
-                    "--policy", "trivial", "--stem", "conv", "--positions", "conditional", "--rope", "True",
+                    "--policy", "trivial", "--stem", "conv", "--positions", "conditional", "--rope",
                     "--low-res", "0.5", "--mixup-off", "0.5", "--patch", "2", "--drop-path", "0.1"],
     "resnet": ["train", "digits", "--model", "resnet_nano", "--epochs", "1"],
     "mlp": ["train", "digits", "--model", "mlp_nano", "--epochs", "2", "--dropout", "0.1"],

@@ -88,6 +88,16 @@ def test_a_wrong_ending_is_refused_before_any_work(cli, run_folder, digit_files,
         assert "not written as .xyz" in err
 
 
+@pytest.mark.parametrize("name", ["digits", "translate", "scenes", "brain"])
+def test_a_demo_checks_its_settings_before_it_makes_data(name, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for maker in ("data.objects.scenes.write_scenes", "run.brain_demo.write_brains"):
+        monkeypatch.setattr(f"regard.{maker}", lambda *a, **k: pytest.fail("data was made"))
+    code, _, err = cli("demo", name, "--epochs", 0)
+    assert (code, "epochs=0 is too small" in err) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_map_is_told_with_its_checks_or_without(cli, run_folder, digit_files, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.console.Lines.EVERY", 0.0)
     code, out, err = cli("explain", run_folder, digit_files / "3.png", "--out", tmp_path / "why.png")

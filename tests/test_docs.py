@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from benchmarks.trained_weights import CASES
 from regard.cli import COMMANDS
 from regard.tasks import TASKS
 from tests.conftest import make_folder
@@ -184,6 +185,16 @@ def test_the_tour_names_no_module_that_is_gone_and_has_no_wall():
         assert len(row) < 300, row
 
 
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
+def test_paths_of_the_repository_that_are_named_exist(document):
+    """Those that begin with one of its folders, and modules in backticks, which may begin inside the package."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w/.])(?:benchmarks|docs|src|tests)/[\w./-]*\w", text)
+    named += re.findall(r"`([\w./-]+/\w+\.py)`", text)
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src" / "regard" / path).exists(), path
+
+
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_no_large_or_foreign_files_are_kept():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
@@ -192,6 +203,17 @@ def test_no_large_or_foreign_files_are_kept():
         if path.is_file():
             assert path.stat().st_size < 1_000_000, name
             assert path.suffix not in (".safetensors", ".pth", ".npz", ".pt"), name
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_commands_of_the_benchmark_of_weights_are_accepted(words, cli, monkeypatch):
+    def accepted(*_: object, **settings: object) -> None:
+        raise SystemExit(0)
+
+    for name in ("train", "pretrain"):
+        monkeypatch.setattr(f"regard.api.{name}", accepted)
+    code, _, err = cli(*words)
+    assert code == 0, err
 
 
 def test_the_page_on_methods_is_what_its_script_writes():

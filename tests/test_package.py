@@ -237,6 +237,8 @@ REFUSED = {
     "check nowhere": "there is no such data",
     "check digits --lr 1": "there is no flag --lr here",
     "study data-size": "needs data",
+    "study positions digits --parts x": "--parts is for `regard study attention` and `regard study ablation`",
+    "study positions digits --quick": "--quick is for `regard study attention`",
     "resume nowhere": "there is no such run",
     "eval nowhere digits": "there is no such run",
     "eval run nowhere": "there is no such data",

@@ -23,7 +23,7 @@ from regard.run.landscape import Surface
 from regard.run.repeat import repeat
 from regard.run.runner import report as report_run
 from regard.run.runner import resume_run, start
-from regard.run.settle import pick_device
+from regard.run.settle import check_settings, free_folder, pick_device
 from regard.task import Predictor, Result
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint
 
@@ -131,19 +131,23 @@ def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     return _demo_scenes(quiet, **settings) if data is None else train(data, quiet=quiet, **settings)
 
 
-def _demo_scenes(quiet: bool, out: str | Path | None = None, seed: int = 0, **settings: Any) -> Run:
+def _demo_scenes(
+    quiet: bool, out: str | Path | None = None, command: str | None = None, seed: int = 0, **settings: Any
+) -> Run:
     """A folder with the data and two runs: boxes, and then masks on them, which is the one returned."""
     from regard.data.objects.scenes import write_scenes
-    from regard.run.settle import free_folder
 
     folder = Path(out or free_folder("runs/scenes")).expanduser()
+    # stuff is not in the recipes: data is read before a recipe's settings are known.
+    stages = [settings | {"recipe": recipe, "stuff": True, "seed": seed} for recipe in SCENE_RECIPES]
+    for asked in stages:
+        check_settings(tasks.for_settings(folder / "data", asked), asked)
     data = write_scenes(folder / "data", **SCENES, seed=seed)
     Progress(quiet).say(f"made {sum(SCENES.values()) - SCENES['size']:,} scenes in {data}")
     run, weights = None, None
-    for recipe in SCENE_RECIPES:
-        place = folder / recipe.removeprefix("scenes_")
-        # Not by the recipe: data is read before a recipe's settings are known.
-        run = train(data, quiet=quiet, recipe=recipe, stuff=True, weights=weights, out=place, seed=seed, **settings)
+    for asked in stages:
+        place = folder / asked["recipe"].removeprefix("scenes_")
+        run = train(data, quiet=quiet, command=command, weights=weights, out=place, **asked)
         weights = str(run.path)
     assert run is not None
     return run

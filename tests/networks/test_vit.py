@@ -118,6 +118,16 @@ def test_a_convolutional_stem_is_for_pictures_in_powers_of_two():
             small(stem="conv", patch=patch, size=(24,) * len(patch))
 
 
+@pytest.mark.parametrize("stem", ["conv", "residual", "r50"])
+def test_a_stem_of_pictures_is_refused_on_volumes_with_advice_that_helps(stem):
+    with pytest.raises(
+        ConfigError, match=f"stem='{stem}' makes tokens of pictures, and the input of 32 × 32 × 32"
+    ) as e:
+        regard.registry.configure("vit3d_nano", stem=stem)
+    assert e.value.do == "leave --stem out, or give --stem patch"
+    assert regard.registry.configure("vit3d_nano", stem="patch").patch == (8, 8, 8)
+
+
 @pytest.mark.parametrize(("size", "patch"), [((20,), (4,)), ((8, 10, 12), (4, 5, 6))])
 def test_signals_and_volumes(size, patch):
     model = small(size=size, patch=patch, channels=2)

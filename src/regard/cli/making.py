@@ -259,8 +259,10 @@ transfer DATA…: pre-training, and what it brings on other data."""
         raise ConfigError(f"a study of {kind} needs data", do=f"give it: regard study {kind} DATA")
     if kind == "ablation":
         return _ablation(data, quiet, given)
-    for name in sorted(given.keys() & {"quick", "parts"}):
-        raise ConfigError(f"--{name} is for `regard study attention`", do="leave it out")
+    for name, kinds in {"quick": ("attention",), "parts": ("attention", "ablation")}.items():
+        if name in given:
+            where = " and ".join(f"`regard study {other}`" for other in kinds)
+            raise ConfigError(f"--{name} is for {where}", do=f"leave --{name} out")
     from regard import study
 
     jobs, models = given.pop("jobs", 1), given.pop("models", None)

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from regard import tasks
 from regard.console import Progress, columns, interval
 from regard.data.volumes.brain import LABELS, write_brains
 from regard.explain.mask_scores import score_table
 from regard.metrics import Concordance
 from regard.run.fold_masks import explain_folds
 from regard.run.folds import cross_validate
-from regard.run.settle import free_folder
+from regard.run.settle import check_settings, free_folder
 from regard.weights import Run
 
 SUBJECTS = 160
@@ -35,14 +36,19 @@ def demo_brain(
     """A folder with the data and two cross-validations, status and prognosis; the first is returned. It resumes."""
     progress, folder = Progress(quiet), Path(out or free_folder("runs/brain")).expanduser()
     table = folder / "data" / "subjects.csv"
+    length = {} if epochs is None else {"epochs": epochs}
+    plans = {
+        name: SETTINGS | own | length | settings | {"seed": seed, "out": str(folder / name)}
+        for name, own in (("status", STATUS), ("prognosis", PROGNOSIS))
+    }
+    for asked in plans.values():
+        check_settings(tasks.for_settings(table, asked), asked)
     if not table.is_file():
         with progress.bar("making brains", subjects) as tick:
             write_brains(folder / "data", subjects, seed=seed, tick=tick)
-    length = {} if epochs is None else {"epochs": epochs}
     made = {}
-    for name, own in (("status", STATUS), ("prognosis", PROGNOSIS)):
+    for name, asked in plans.items():
         progress.say(f"{name}: {folds} folds")
-        asked = SETTINGS | own | length | settings | {"seed": seed, "out": str(folder / name)}
         made[name] = cross_validate(table, asked, folds, jobs=jobs, quiet=quiet, command=command)
     scores = explain_folds(made["status"].path, table, most=EXPLAINED, quiet=quiet)
     print(_figures({name: run.read_json("summary.json") for name, run in made.items()}, table))

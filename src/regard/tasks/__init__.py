@@ -144,6 +144,11 @@ def _choose(data: str | Path, settings: Mapping[str, Any], command: str) -> tupl
     raise DataError("no task takes this data", where=data)
 
 
+def for_settings(data: str | Path, settings: Mapping[str, Any]) -> Entry:
+    """The task that settings are for, where the data is yet to be made."""
+    return _choose(data, settings, "train")[0]
+
+
 def require_data(data: str | Path) -> None:
     """An error, before anything is imported, if there is nothing there."""
     path = Path(data).expanduser()

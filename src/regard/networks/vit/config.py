@@ -96,6 +96,10 @@ class ViTConfig(ImageConfig):
                 f"a head dimension of {each} is too small or odd for rope=True: it rotates pairs of channels per axis",
                 do=f"change width or heads: width / heads must be even, and {least} or more",
             )
+        if self.stem != "patch" and len(self.size) != 2:
+            size = " × ".join(map(str, self.size))
+            what = f"stem={self.stem!r} makes tokens of pictures, and the input of {size} has another number of axes"
+            raise ConfigError(what, do="leave --stem out, or give --stem patch")
         if self.registers < 0:
             raise ConfigError(f"registers={self.registers} is negative")
         if self.distilled and (self.pool != "class" or self.head != "linear"):
