@@ -263,7 +263,8 @@ def test_probe_prints_a_table_and_writes_only_where_asked(cli, run_folder, tmp_p
         ["few_shot", "1"], ["few_shot", "5"], ["linear", "all"], ["neighbours", "all"],
     ]  # fmt: skip
     assert float(lines[1][3]) <= float(lines[1][2]) <= float(lines[1][5])
-    assert cli("probe", run_folder, "digits", *flags, "--methods", "few_shot,linear", "--out", "found")[0] == 0
+    some = ("--shots", "1,5", "--draws", 2, "--quiet", "--methods", "few_shot,linear", "--out", "found")
+    assert cli("probe", run_folder, "digits", *some)[0] == 0
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"probe.json", "probe.csv", "probe.svg"}
     rows = json.loads((tmp_path / "found" / "probe.json").read_text())["probes"]
     assert [f"{row['accuracy']:.4f}" for row in rows] == [line[2] for line in lines[1:4]]
@@ -296,7 +297,7 @@ def test_study_prints_the_table_and_what_it_means(cli, tmp_path):
     assert out.splitlines()[0].split() == ["data-size", "images", "accuracy", "deviation", "seeds"]
     assert re.search(r"^mlp_nano +80 +0\.\d+ +– +1$", out, flags=re.MULTILINE)
     assert "the curves do not cross" in out or "images (by" in out
-    assert "run 4/4: resnet_nano, 80 images, seed 0: accuracy" in err
+    assert "run 4/4: resnet_nano, 80 images, seed 0: test accuracy" in err
     code, _, err = cli(*words)
     assert code == 0
     assert "4 runs" in err

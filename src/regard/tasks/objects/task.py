@@ -72,7 +72,7 @@ class ObjectTask(ImageTask):
             rates = cls.modern_rates(start, asked) if recipe == cls.finetune else {}
             if rates:
                 said = ", ".join(f"{name}={value}" for name, value in rates.items())
-                why = f"{why}; {said}, as its classes are learnt by {start.checkpoint.config['classification']} loss"
+                why = f"{why}; {said}, as its classes are learnt by {class_loss(start)} loss"
             return Choice(recipe, values | rates, why)
         if recipe == cls.plain:
             return Choice(recipe, {"queries": queries_for(dataset, least=100)})
@@ -90,7 +90,7 @@ class ObjectTask(ImageTask):
     @classmethod
     def modern_rates(cls, start: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Optimizer and class weight for weights of modern mode, as far as nothing else is asked for."""
-        if start.checkpoint.config.get("classification", "softmax") == "softmax":
+        if class_loss(start) == "softmax":
             return {}
         chosen = cls.modern_finetune
         if asked.get("optimizer") not in (None, chosen.get("optimizer")):  # a rate is its optimizer's
@@ -233,6 +233,11 @@ class CountedFeed(ObjectFeed):
             labels = batch.targets["labels"]
             per_image: Tensor = ((labels >= 0).sum() / len(labels)).expand(len(labels))
             yield replace(batch, targets=batch.targets | {"per_image": per_image})
+
+
+def class_loss(start: Any) -> str:
+    """The loss by which the weights' network has learnt classes."""
+    return registry.configure(start.checkpoint.model, **start.checkpoint.config).classification
 
 
 def queries_for(dataset: ObjectDataset, least: int = QUERIES[0]) -> int:
