@@ -269,7 +269,7 @@ def test_the_command_prints_every_fold_and_the_pooled_figure(folded, cli, tmp_pa
     assert "auroc" in out
     assert "in 2 folds of" in err
     assert str(tmp_path / "out" / "report.html") in out
-    assert "goes with neither" in cli(*command, "--ray", 2)[2]
+    assert "goes with neither" in cli(*command, "--ray", 2, "--dry-run")[2]
     code, out, _ = cli("train", folded[0], "--folds", 2, "--dry-run", "--size", 8, *flags)
     assert code == 0
     assert "time per step" in out
