@@ -254,6 +254,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "vocabulary": batch(280),
         "joint": batch(False),
         "batch_tokens": batch(128),
+        "pairs": Row(20, "splits"),
         "max_length": batch(5),
         "beam_size": Row(2, "search"),
         "length_penalty": Row(2.0, "search"),
