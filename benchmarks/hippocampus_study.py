@@ -6,14 +6,26 @@
 The label says whether the anterior part's share of the structure is above the median; the network sees the scan alone.
 Five folds; every tested subject is explained by the network that has not seen it, and the map scored against the whole
 structure. Share and pointing game stand beside chance (the structure's share of the foreground) and beside the same
-maps on other subjects' masks, permuted. Call it again until it says that all is there.
+maps on other subjects' masks, permuted. Baselines on the same folds: logistic regression on the scan's voxels, and on
+nothing but the number of voxels along each axis. Call it again until it says that all is there.
 """
 
 import argparse
+import csv
 from pathlib import Path
 
 import numpy as np
-from volume_studies import Cell, print_table, results, run_cells, write_table
+from scipy.ndimage import zoom
+from volume_studies import (
+    Cell,
+    clinical_baselines,
+    print_baselines,
+    print_table,
+    print_warnings,
+    results,
+    run_cells,
+    write_table,
+)
 
 from regard.console import columns
 from regard.data.volumes import read_scan
@@ -24,6 +36,9 @@ RECIPE = {
     "epochs": 60, "batch_size": 16, "lr": 5e-4, "optimizer": "adamw", "weight_decay": 0.05, "size": (40, 56, 40),
     "warmup": 0.1, "label_smoothing": 0.0, "compile": False,
 }  # fmt: skip
+
+
+VOXELS = "voxels"
 
 
 def table(data: Path, out: Path, most: int | None) -> Path:
@@ -51,6 +66,18 @@ def table(data: Path, out: Path, most: int | None) -> Path:
     return write_table(out / "tables" / "anterior.csv", rows[:most])
 
 
+def simple_features(where: Path) -> dict[str, dict[str, list[float]]]:
+    """By baseline and subject: the scan as 12 × 12 × 12 voxels of mean 0 and deviation 1, and its shape."""
+    voxels, shapes = {}, {}
+    with where.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            held = read_scan(Path(row["t1"])).array.astype(np.float32)
+            small = zoom(held, [12 / n for n in held.shape], order=1)
+            voxels[row["subject"]] = ((small - small.mean()) / small.std().clip(1e-6)).ravel().tolist()
+            shapes[row["subject"]] = [float(n) for n in held.shape]
+    return {VOXELS: voxels, "shape of the volume": shapes}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("data", type=Path)
@@ -74,6 +101,10 @@ def main() -> None:
     run_cells(cells, asked.out, asked.minutes, asked.folds, asked.jobs, asked.explained)
     lines = results(cells, asked.out)
     print_table(lines, "anterior", "auroc")
+    (asked.out / "baselines.jsonl").unlink(missing_ok=True)
+    features = simple_features(where)
+    print_baselines(clinical_baselines(cells, asked.out, "anterior", features, "small", strength={VOXELS: 1e-3}))
+    print_warnings(lines)
     rows = []
     for line in lines:
         for score in line["masks"]:

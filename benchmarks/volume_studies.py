@@ -99,6 +99,16 @@ def results(cells: list[Cell], out: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def print_warnings(lines: list[dict[str, Any]]) -> None:
+    """What each cross-validation says of itself, and what beside the scans predicts the label."""
+    for line in lines:
+        about = f"{line['question']}, {line['model']} {line['scans']}"
+        for other in line.get("confounders", []):
+            print(f"{about}: {other['name']} alone has AUC {other['auroc']:.3f}, p {other['p']:.3f}")
+        for warning in line.get("warnings", []):
+            print(f"{about}: {warning}")
+
+
 def print_table(lines: list[dict[str, Any]], question: str, figure: str) -> None:
     """The deck's Table 4: pooled figure with its interval, mean and variance over folds, permutation test, maps."""
     rows = []
@@ -135,12 +145,13 @@ def out_of_fold(folder: Path) -> list[dict[str, str]]:
 
 def clinical_baselines(
     cells: list[Cell], out: Path, question: str, features: Mapping[str, Mapping[str, list[float]]], positive: str = "",
-    times: Mapping[str, tuple[float, bool]] | None = None,
+    times: Mapping[str, tuple[float, bool]] | None = None, strength: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Logistic regression, or Cox's model where `times` are given, of a few columns on the folds of the networks.
+    """Logistic regression, or Cox's model where `times` are given, of a few numbers on the folds of the networks.
 
-    `features` are by name of the baseline and subject. Standardised by, and fitted to, the other folds only. Networks
-    are compared with each baseline: by DeLong's paired test, p values by Holm's.
+    `features` are by name of the baseline and subject; `strength` by name, where scikit-learn's C is not 1. Standardised
+    by, and fitted to, the other folds only. Networks are compared with each baseline: by DeLong's paired test, p values
+    by Holm's.
     """
     done = [cell for cell in cells if cell.question == question and (out / cell.name / "done.json").is_file()]
     if not done:
@@ -159,7 +170,8 @@ def clinical_baselines(
                 from sklearn.linear_model import LogisticRegression
 
                 labels = np.array([row["label"] == positive for row in rows])
-                score[test] = LogisticRegression().fit(scaled[train], labels[train]).decision_function(scaled[test])
+                model = LogisticRegression(C=(strength or {}).get(baseline, 1.0), max_iter=1000)
+                score[test] = model.fit(scaled[train], labels[train]).decision_function(scaled[test])
             else:
                 when, died = (np.array([times[name][n] for name in names]) for n in (0, 1))
                 score[test] = scaled[test] @ fit_cox(scaled[train], when[train], died[train])
