@@ -149,9 +149,9 @@ def clinical_baselines(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Logistic regression, or Cox's model where `times` are given, of a few numbers on the folds of the networks.
 
-    `features` are by name of the baseline and subject; `strength` by name, where scikit-learn's C is not 1. Standardised
-    by, and fitted to, the other folds only. Networks are compared with each baseline: by DeLong's paired test, p values
-    by Holm's.
+    `features` are by name of the baseline and subject; `strength` by name, where scikit-learn's C is not 1. They are
+    standardised by, and fitted to, the other folds only. Networks are compared with each baseline: by DeLong's paired
+    test, p values by Holm's.
     """
     done = [cell for cell in cells if cell.question == question and (out / cell.name / "done.json").is_file()]
     if not done:

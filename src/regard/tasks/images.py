@@ -441,8 +441,8 @@ class ImageTask(Task):
         return cls.predictor_type.open(path, device, progress, options)
 
     @classmethod
-    def measure(cls, predictor: Any, dataset: Any, loader: Loader, tick: Any) -> Any:
-        """Figures with intervals over everything the loader gives."""
+    def measure(cls, predictor: Any, dataset: Any, batches: Any, tick: Any, /) -> Any:
+        """Figures with intervals over all batches."""
         raise NotImplementedError
 
     def evaluate(self, trained: Any, part: str, tick: Any) -> Any:
