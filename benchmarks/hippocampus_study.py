@@ -72,7 +72,7 @@ def simple_features(where: Path) -> dict[str, dict[str, list[float]]]:
     with where.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             held = read_scan(Path(row["t1"])).array.astype(np.float32)
-            small = zoom(held, [12 / n for n in held.shape], order=1)
+            small = np.asarray(zoom(held, [12 / n for n in held.shape], order=1))
             voxels[row["subject"]] = ((small - small.mean()) / small.std().clip(1e-6)).ravel().tolist()
             shapes[row["subject"]] = [float(n) for n in held.shape]
     return {VOXELS: voxels, "shape of the volume": shapes}
