@@ -263,7 +263,9 @@ def test_a_run_is_tuned_to_other_classes_and_says_what_is_replaced(run, cli, tmp
 
 def test_the_rates_of_fine_tuning_depend_on_the_weights(data):
     def rates(classification: str, **asked: Any) -> dict[str, Any]:
-        start = SimpleNamespace(checkpoint=SimpleNamespace(config={"classification": classification}))
+        start = SimpleNamespace(
+            checkpoint=SimpleNamespace(model="detr_nano", config={"classification": classification})
+        )
         choice = Task.choose(read_objects(data, Progress(True)), start, asked, False)
         assert choice.recipe == "detection_finetune" or asked
         return {name: value for name, value in choice.values.items() if name != "epochs"}
