@@ -120,6 +120,11 @@ class Predictor(Protocol):
         """Why a prediction was made, with scores that say whether to believe it."""
         ...
 
+    @property
+    def explain_inputs(self) -> Callable[..., None]:
+        """Explain the inputs of words on the command line, into a file."""
+        ...
+
     def inputs(self, words: Sequence[str]) -> Any:
         """The inputs that words on the command line stand for."""
         ...

@@ -52,6 +52,11 @@ class Entry:
         """What the task adds to the help of a command, from its `HELP`: on the `run`, the `inputs`, or the `target`."""
         return getattr(self.settings, "HELP", {}).get(about, "")
 
+    @property
+    def probes(self) -> Any:
+        """The options of probes of features on its data; None if there are none."""
+        return getattr(self.settings, "ProbeOptions", None)
+
     def load(self) -> type[Task]:
         return import_module(f"regard.tasks.{self.name}.task").Task
 
@@ -70,6 +75,8 @@ TASKS = (
 
 DATA_NAMES = {"digits": "image", "dates": "text"}
 """Data that comes with the package, and what it holds."""
+DEMOS = {"digits": "digits", "translate": "dates", "scenes": None, "brain": None}
+"""The data of each demo; that of scenes and brain is made and written first."""
 
 
 def find(name: str) -> Entry:
