@@ -251,6 +251,7 @@ REFUSED = {
     "train digits --model vit_nano --shift 0.1": "--shift is for volumes, and vit_nano takes pictures",
     "train digits --model vit_nano --spacing 1": "--spacing is for volumes, and vit_nano takes pictures",
     "eval run digits --column age": "--column is not for classification",
+    "eval run digits --mirror --corruptions": "corruptions are measured without mirror images",
     "eval run digits --beam-size 2": "--beam-size is not for classification",
     "explain run a.png --method attentions": "method cannot be 'attentions'",
     "explain run a.png --layer 1 --method rollout": "--layer is for the method attention",

@@ -202,7 +202,7 @@ def run_compare(words: Sequence[str]) -> None:
     rows, verdicts = list[tuple[str, ...]](), list[str]()
     compared = api.compare(*runs)
     for name in predicted_by(runs[0])[1].load().overview(list(next(iter(compared.values())))):
-        _print_overview(overview(runs, name), name)
+        _print_overview(overview(runs, name), name, f".{predicted_by(runs[0])[1].decimals(name)}f")
     for other, figures in compared.items():
         entry = predicted_by(other)[1]
         for name, made in figures.items():
@@ -217,15 +217,16 @@ def run_compare(words: Sequence[str]) -> None:
     print("", *verdicts, sep="\n")
 
 
-def _print_overview(scored: Sequence[Any], name: str) -> None:
+def _print_overview(scored: Sequence[Any], name: str, form: str) -> None:
     """Models × inputs, as the deck's Table 4."""
     rows = list[tuple[str, ...]]()
     for run, model, inputs, figure, folds in scored:
         over = "–"
         if folds:
-            mean, std, variance = (shown(folds[part]) for part in ("mean", "std", "variance"))
+            mean, std, variance = (shown(folds[part], form) for part in ("mean", "std", "variance"))
             over = f"{mean} ± {std} (variance {variance})"
-        rows.append((run, model, inputs, f"{figure['value']:.4f}", interval(figure), over, f"{figure['n']:,}"))
+        value, limits = f"{figure['value']:{form}}", interval(figure, form)
+        rows.append((run, model, inputs, value, limits, over, f"{figure['n']:,}"))
     print(columns(("run", "model", "input", name, "95 % interval", "over folds", "n"), rows), end="\n\n")
 
 
@@ -296,7 +297,8 @@ def run_inspect(words: Sequence[str]) -> None:
 
     predictor: Any = api.load(run, quiet=quiet, **loading)
     if not hasattr(predictor, "inspect"):
-        raise ConfigError("`regard inspect` is for networks that take images", where=run)
+        predicts = predictor.model.config.predicts
+        raise ConfigError(f"`regard inspect` is not for networks that predict {predicts}", where=run)
     images = find_images(inputs) if inputs else []
     if not inputs:
         try:

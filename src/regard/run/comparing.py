@@ -91,7 +91,7 @@ def overview(paths: tuple[str, ...], name: str) -> list[Scored]:
     """The figure called `name` of each run that has it."""
     rows = []
     for path in paths:
-        folder, _ = predicted_by(path)
+        folder, entry = predicted_by(path)
         if is_folds(path):
             summary, about = folder.read_json("summary.json"), Run(folder.path / "fold1").read_config()
         elif (folder.path / EVALUATION).is_file():
@@ -102,7 +102,7 @@ def overview(paths: tuple[str, ...], name: str) -> list[Scored]:
             continue
         model = about.settings["model"]["model"]["value"] if about else str(summary["run"])
         plan = folder.read_json("data.json").get("volumes", {}).get("plan", {})
-        inputs = "+".join(plan.get("scans", ())) or "image"
+        inputs = "+".join(plan.get("scans", ())) or entry.config.takes
         rows.append(
             Scored(str(path), str(model), inputs, summary["figures"][name], summary.get("per_fold", {}).get(name))
         )

@@ -106,7 +106,8 @@ def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train"
         others = [other.name for other in TASKS if name in other.config.names()]
         if others:
             what = f"{entry.name} has no setting {name!r}"
-            raise ConfigError(what, where=data, do=f"{' and '.join(others)} has it; this data is taken for {why}")
+            has = "has" if len(others) == 1 else "have"
+            raise ConfigError(what, where=data, do=f"{' and '.join(others)} {has} it; this data is read as {why}")
     held = DATA_NAMES.get(str(data))
     if held and held != entry.config.takes:
         what = f"{data} holds {held}s, and {entry.name} ({why}) takes {entry.config.takes}s"

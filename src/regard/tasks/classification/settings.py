@@ -82,6 +82,11 @@ class EvalOptions(Group):
         "Also under noise, blur, occlusion, shift, contrast, brightness, pixelation and JPEG: 40 times the work.",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.corruptions and self.mirror:
+            raise ConfigError("corruptions are measured without mirror images", do="leave --mirror out")
+
 
 @dataclass(frozen=True)
 class PredictOptions(Group):

@@ -252,7 +252,15 @@ class Task(BaseTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Translator:
-        return Translator.open(path, device, options.average, (options.source, options.target))
+        return Translator.open(path, device, options.average)
+
+    @classmethod
+    def open_for(cls, predictor: Translator, data: str | Path, config: Any, progress: Progress) -> Any:
+        if not (config.data.source and config.data.target) and Path(data).expanduser().is_dir():
+            what = "the weights do not say which languages they translate"
+            do = "give --source and --target as the files of the data end, such as --source en --target de"
+            raise ConfigError(what, do=do)
+        return cls.open(data, config, progress)
 
     @classmethod
     def evaluate_on(
