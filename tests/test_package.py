@@ -234,6 +234,8 @@ REFUSED = {
     "train digits --model resnet_nano --patch 2": "resnet_nano has no patch",
     "pretrain digits --mixup 0.2": "there is no flag --mixup here",
     "pretrain digits --model transformer_nano": "transformer_nano is not for pretraining",
+    "pretrain digits --model resnet_nano": "resnet_nano is no ViT",
+    "pretrain digits --model vit_nano --head mlp": "--head has no effect",
     "check nowhere": "there is no such data",
     "check digits --lr 1": "there is no flag --lr here",
     "study data-size": "needs data",

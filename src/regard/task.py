@@ -202,6 +202,8 @@ class Task(ABC):
     """The validation figure that chooses the weights."""
     headline: ClassVar[tuple[str, ...]]
     """The figures that are printed at the end of a run."""
+    identity: ClassVar[tuple[str, ...]] = ("name", "label")
+    """Columns of predictions.csv that two rows of one sample have in common, whatever was predicted."""
     files: ClassVar[tuple[str, ...]] = ()
     """Names of what `write` puts in the run folder."""
 

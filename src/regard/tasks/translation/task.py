@@ -52,6 +52,7 @@ class Task(BaseTask):
     name: ClassVar[str] = "translation"
     best: ClassVar[Any] = ("loss", "min")
     headline: ClassVar[tuple[str, ...]] = ("bleu", "exact_match")
+    identity: ClassVar[tuple[str, ...]] = ("name", "source", "reference")
     files: ClassVar[tuple[str, ...]] = (
         *(f"{TOKENIZERS}/{name}.json" for name in ("tokenizer", "source", "target")), "transfer.json"
     )  # fmt: skip
