@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regard import api
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, DataError, RunError
 from regard.study import transfer_size
 from regard.study.transfer_curves import TransferCurves, TransferSize
 from regard.weights import Run
@@ -165,6 +165,29 @@ def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, tmp_
     with pytest.raises(ConfigError, match=says):
         transfer_size("digits", out=tmp_path / "study", **wanted)
     assert not (tmp_path / "study").exists()
+
+
+def test_each_data_is_read_as_the_settings_of_its_phase_say(tmp_path, monkeypatch):
+    make_folder(tmp_path / "data")
+    read: list[Any] = []
+
+    def check(data: Any, **how: Any) -> Any:
+        read.append((Path(data).name, {name: value for name, value in how.items() if name != "quiet"}))
+        if len(read) == 2:
+            raise DataError("enough")
+        return check_data(data, **how)
+
+    check_data = api.check
+    monkeypatch.setattr(api, "check", check)
+    settings: dict[str, Any] = {
+        "models": ("vit_nano",),
+        "max_megapixels": 9.0,
+        "steps": 1,
+        "tune": {"label_column": "b"},
+    }
+    with pytest.raises(DataError, match="enough"):
+        transfer_size(tmp_path / "data", "digits", out=tmp_path / "study", **settings)
+    assert read == [("data", {"max_megapixels": 9.0}), ("digits", {"label_column": "b"})]
 
 
 def test_the_command_takes_flags_of_both_phases(cli, monkeypatch):

@@ -27,7 +27,7 @@ from regard.report.folds_page import write_folds_report
 from regard.run.compute import add_costs
 from regard.run.pool import Each, each
 from regard.run.repeat import claim
-from regard.run.runner import plain_settings, read_config, start
+from regard.run.runner import open_dataset, plain_settings, read_config, start
 from regard.run.settle import check_settings, free_folder, pick_device
 from regard.task import Folds
 from regard.tasks import Entry
@@ -77,7 +77,7 @@ def cross_validate(
     settings, progress = plain_settings(settings), Progress(quiet)
     entry = _require_foldable(data, settings, folds, jobs, retrain)
     asked = check_settings(entry, settings)
-    dataset = dataset or entry.load().open(data, asked, progress)
+    dataset = open_dataset(entry.load(), data, asked, dataset, progress)
     dataset.require_usable(asked.data.unreadable)
     numbers, note = assign_folds(dataset, folds, asked.data.split_seed)
     progress.say(f"folds: {note}")

@@ -167,11 +167,18 @@ def open_dataset(
     task: type[Task], data: str | Path, config: RunConfig, dataset: Dataset | None, progress: Progress
 ) -> Dataset:
     """The data as it was read before, or read now."""
+    values = config.flat()
+    reading = {name: values[name] for name in config.opening()}
     if dataset is None:
         dataset = task.open(data, config, progress)
+        dataset.reading.update(reading)
     elif dataset.path != str(data):
         what = "dataset is not what `regard.check` has read from this data"
         raise ConfigError(what, where=data, do="leave it out")
+    for name in reading.keys() & dataset.reading.keys():
+        if dataset.reading[name] != reading[name]:
+            what = f"dataset was read with {name}={dataset.reading[name]}, and {name}={reading[name]} is asked for"
+            raise ConfigError(what, where=data, do="give `regard.check` the same settings, or leave dataset out")
     return dataset
 
 

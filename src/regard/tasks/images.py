@@ -161,7 +161,7 @@ class ImageTask(Task):
 
     @classmethod
     def start(cls, config: Any, model: str | None, dataset: Any) -> Start | None:
-        weights = config.transfer.weights if hasattr(config, "transfer") else None
+        weights = config.transfer.weights
         if not weights:
             return None
         fields = config.model.fields()
@@ -331,10 +331,7 @@ class ImageTask(Task):
 
     def adapt(self) -> None:
         """Freeze what is to stay as it is, and add what is learnt beside it."""
-        if hasattr(self.config, "transfer"):
-            adapt(self.model, self.config.transfer)
-        else:
-            self.model.train()
+        adapt(self.model, self.config.transfer)
 
     def batch_settings(self, progress: Progress) -> dict[str, Any]:
         """A batch for so many training images: at least ten steps per epoch."""

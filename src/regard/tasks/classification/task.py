@@ -16,7 +16,7 @@ from regard import registry
 from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.data.corruptions import CORRUPTIONS, SEVERITIES
-from regard.errors import ConfigError, DataError, RunError
+from regard.errors import DataError, RunError
 from regard.task import Choice, Job
 from regard.tasks.class_folds import confounded
 from regard.tasks.classification import folds
@@ -203,8 +203,6 @@ class Task(ImageTask):
         def loader() -> Loader:
             return Loader(Images(dataset, prepared.size, prepared.channels), index, options.batch_size)
 
-        if options.corruptions and options.mirror:
-            raise ConfigError("corruptions are measured without mirror images", do="leave --mirror out")
         with progress.bar("evaluating", len(loader())) as tick:
             result = cls.measure(predictor, dataset, loader(), tick, options.mirror)
         if not options.corruptions:
