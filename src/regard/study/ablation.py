@@ -17,6 +17,7 @@ from regard.errors import ConfigError, DivergedError, did_you_mean
 from regard.run.settle import check_settings
 from regard.study.figure import save
 from regard.study.keep import keep_plan
+from regard.study.run import reading
 from regard.weights import Run, write_text
 
 FIGURES = ("perplexity", "bleu")
@@ -200,7 +201,7 @@ def ablation(
         for name in fields.keys() & settings.keys() - {"heads", "dropout", "label_smoothing"}:
             raise ConfigError(f"{name} is what this study compares", do=f"leave --{name.replace('_', '-')} out")
         check_settings(tasks.choose(str(data), settings | fields)[0], settings | fields)
-    scan = api.check(data, quiet=quiet, **{name: settings[name] for name in ("source", "target") if name in settings})
+    scan = api.check(data, quiet=quiet, **reading(str(data), settings))
     if not isinstance(scan, TextDataset):
         raise ConfigError("an ablation is of translators: it needs parallel text", where=data)
     keep_plan(place, {"kind": "ablation", "data": scan.fingerprint(), "settings": settings})

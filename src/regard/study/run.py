@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,8 +23,6 @@ from regard.weights import Run
 
 HALVINGS = 5
 """Number of default sizes of a study: all training samples, a half, a quarter, and so on."""
-READING = {"image_column", "label_column", "label_pattern", "source", "target"}
-"""Settings that say how the data is read."""
 
 
 def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
@@ -72,11 +71,16 @@ def run_study(study: Study, *, jobs: int = 1, quiet: bool = False) -> Result:
 def _read(study: Study, quiet: bool) -> ImageDataset | TextDataset:
     """The data, as every arm reads it."""
     settings = study.settings | next(iter(study.arms.values()))
-    opening = {name: settings[name] for name in READING & settings.keys()}
-    scan = api.check(study.data, quiet=quiet, **opening)
+    scan = api.check(study.data, quiet=quiet, **reading(study.data, settings, study.command))
     if not isinstance(scan, (ImageDataset, TextDataset)):
         raise ConfigError("these studies are for images, and for pairs of sentences", where=study.data)
     return scan
+
+
+def reading(data: str, settings: Mapping[str, Any], command: str = "train") -> dict[str, Any]:
+    """Those of the settings that say how the data is read."""
+    names = {*tasks.choose(data, settings, command)[0].config.opening(), "size"}  # volumes are prepared in their size
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def with_settings(study: Study, scan: ImageDataset | TextDataset) -> Study:

@@ -29,13 +29,11 @@ from regard.study.design import Study, Trial
 from regard.study.figure import curves, save
 from regard.study.keep import keep_plan
 from regard.study.result import compare, gaps_of, points_of
-from regard.study.run import with_settings
+from regard.study.run import reading, with_settings
 from regard.weights import Run, write_text
 
 SHARED = ("device", "precision", "compile", "workers")
 """Settings of the machine, which fine-tuning takes from pre-training if it has none of its own."""
-READING = ("image_column", "label_column", "label_pattern")
-"""Settings that say how the pre-training data is read."""
 NAMES = {"tuned": "fine-tuned", "few_shot": "few-shot", "linear": "linear probe"}
 """The figures of every run."""
 
@@ -72,8 +70,12 @@ class TransferSize:
             raise ConfigError(f"a study sets {name} of the fine-tuning itself", do=f"leave --tune-{name} out")
         self.pretraining()  # checks its settings
 
+    @property
+    def command(self) -> Literal["train", "pretrain"]:
+        """What pre-trains."""
+        return "train" if self.how == "supervised" else "pretrain"
+
     def pretraining(self) -> Study:
-        command = "train" if self.how == "supervised" else "pretrain"
         for model in self.models:
             family = registry.find(model).family
             if self.how == "masked" and family != "vit":
@@ -81,7 +83,7 @@ class TransferSize:
                     f"{model} is no ViT: only these are pre-trained by masking", do="give --how supervised"
                 )
         arms = {model: {"model": model} for model in self.models}
-        return Study("transfer-size", self.data, arms, self.seeds, self.out, self.sizes, self.settings, command)
+        return Study("transfer-size", self.data, arms, self.seeds, self.out, self.sizes, self.settings, self.command)
 
     def tuning(self) -> dict[str, Any]:
         shared = {name: self.settings[name] for name in SHARED if name in self.settings}
@@ -263,14 +265,15 @@ class _Runner:
             first = self._read(design, self.source)
         else:
             self.source, self.target = design.data, design.transfer
-        self.second = api.check(self.target, quiet=progress.quiet)
+        self.second = api.check(self.target, quiet=progress.quiet, **reading(self.target, design.tuning()))
         if not isinstance(self.second, ImageDataset) or not self.second.source.labelled:
             raise ConfigError("this study transfers to images with classes", where=self.target)
         self.second.require_usable()
         refuse_unused_cut(design.tuning(), self.second.given_splits(), self.target)
         self.first = self._unlabelled(design) if design.how == "masked" else first
         if design.hold:  # the written halves are read by names of their own
-            design = replace(design, settings={n: v for n, v in design.settings.items() if n not in READING})
+            read = reading(design.data, design.settings, design.command).keys() - {"size"}
+            design = replace(design, settings={n: v for n, v in design.settings.items() if n not in read})
         study = with_settings(replace(design.pretraining(), data=self.source), self.first)
         self.design = replace(design, sizes=study.sizes, settings=study.settings)
         if not design.hold:
@@ -279,8 +282,8 @@ class _Runner:
         self.trials = study.trials()
 
     def _read(self, design: TransferSize, data: str) -> ImageDataset:
-        opening = {n: v for n, v in design.settings.items() if n in READING}
-        scan = api.check(data, quiet=self.progress.quiet, **({} if data != design.data else opening))
+        how = reading(data, design.settings, design.command) if data == design.data else {}
+        scan = api.check(data, quiet=self.progress.quiet, **how)
         if not isinstance(scan, ImageDataset):
             raise ConfigError("this study is for images", where=data)
         scan.require_usable()

@@ -24,6 +24,7 @@ from regard.run.settle import check_settings
 from regard.study.figure import save
 from regard.study.keep import keep_plan
 from regard.study.result import Gap
+from regard.study.run import reading
 from regard.weights import Run, write_text
 
 SETTINGS = {"recipe": "plain"}
@@ -213,7 +214,7 @@ def transfer(
     for own, path in itertools.product(starts.values(), sets.values()):
         entry = tasks.choose(path, settings | own)[0]
         check_settings(entry, settings | own)
-        if not hasattr(entry.load(), "probe"):
+        if not entry.probes:
             raise ConfigError(f"this table is for images with classes, and the data is for {entry.name}", where=path)
     progress, start = Progress(quiet), time.monotonic()
     scans = {name: _read(path, settings, quiet) for name, path in sets.items()}
@@ -294,8 +295,7 @@ def _start(given: str) -> dict[str, Any]:
 
 
 def _read(path: str, settings: Mapping[str, Any], quiet: bool) -> ImageDataset:
-    opening = {n: v for n, v in settings.items() if n in ("image_column", "label_column", "label_pattern")}
-    scan = api.check(path, quiet=quiet, **opening)
+    scan = api.check(path, quiet=quiet, **reading(path, settings))
     if not isinstance(scan, ImageDataset):
         raise ConfigError("this study is for images", where=path)
     scan.require_usable()

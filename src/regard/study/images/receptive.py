@@ -109,6 +109,8 @@ def receptive_field_study(
 ) -> Finding:  # fmt: skip
     """Networks with random weights, on random images: what the architecture allows, before any training."""
     rows, progress, place = list[dict[str, Any]](), Progress(quiet), Path(out).expanduser()
+    for name in models:
+        registry.find(name)
     keep_plan(place, {"kind": "receptive-field", "models": list(models), "size": size, "images": images})
     for name in models:
         torch.manual_seed(0)
