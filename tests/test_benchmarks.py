@@ -1,14 +1,18 @@
 """What the scripts in benchmarks/ promise of being called again."""
 
+import contextlib
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import regard
-from benchmarks import volumes_small
+from benchmarks import detr_speed, volumes_small
 from regard.errors import RunError
 
 
@@ -52,3 +56,36 @@ def test_small_volumes_of_other_settings_are_not_told_as_these(
             run(monkeypatch, *words, *other)
     run(monkeypatch, *words, "--set", "lr=0.25")
     assert len(calls) == 1
+
+
+def test_the_recorded_step_of_the_speed_benchmark_keeps_the_memory_it_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph replays on addresses: weights that nothing else holds would be the peer's memory a moment later."""
+    calls = list[str]()
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graph = SimpleNamespace(replay=lambda: calls.append("replay"))
+    for name, stub in {
+        "Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": lambda: graph,
+        "stream": lambda it: contextlib.nullcontext(), "graph": lambda *_, **__: contextlib.nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(detr_speed.Bench, "gpu", True)
+
+    def made() -> tuple[detr_speed.Work, weakref.ref[torch.nn.Module]]:
+        model = torch.nn.Linear(1, 1)
+        bench = object.__new__(detr_speed.Bench)
+        return bench.recorded(lambda: model(torch.ones(1))), weakref.ref(model)
+
+    work, model = made()
+    gc.collect()
+    assert model() is not None
+    assert isinstance(work(), torch.Tensor)
+    assert calls == ["replay"]
+
+
+def test_the_speed_benchmark_stops_within_a_phase() -> None:
+    def compiling() -> None:
+        while True:
+            pass
+
+    with pytest.raises(detr_speed.OutOfTime), detr_speed.limited(0.0):
+        compiling()
