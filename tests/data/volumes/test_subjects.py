@@ -219,9 +219,10 @@ def test_case_folders_beside_a_table_of_labels(tmp_path: Path) -> None:
     assert read(tmp_path, label_column="grade", scans="t1").channels == 1
 
 
-def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cell", ["", "NA", "n/a", "NaN", "Unknown", "?"])
+def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path, cell: str) -> None:
     path = subjects(tmp_path)
-    path.write_text(path.read_text().replace("s1_mask.nii.gz,1", "s1_mask.nii.gz,"))
+    path.write_text(path.read_text().replace("s1_mask.nii.gz,1", f"s1_mask.nii.gz,{cell}"))
     source = open_source(path)
     assert [s.key for s in source.samples] == ["s0", "s2", "s3"]
     assert source.left_out == ("1 row without label: s1",)
