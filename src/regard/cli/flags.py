@@ -131,6 +131,19 @@ def _reader(kind: Any, name: str) -> Any:
     return read
 
 
+def read_values(config: type[RunConfig], words: Sequence[str]) -> dict[str, list[Any]]:
+    """Several values of each setting, from words such as lr=1e-3,5e-4."""
+    kinds = {entry.name: kind for _, entry, kind in config.entries()} | config.shape_fields()
+    made: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        name = name.replace("-", "_")
+        if not values:
+            raise ConfigError(f"{word!r} names no values", do="give a setting and its values, such as lr=1e-3,5e-4")
+        made[name] = [_reader(kinds.get(name, str), name)(value) for value in values.split(",")]
+    return made
+
+
 Shown = Literal["all", "common", "none"]
 
 
