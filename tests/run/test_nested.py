@@ -74,6 +74,7 @@ def test_the_same_command_resumes_and_the_report_says_it(nested: tuple[Path, Run
         ({"holdout": [0.1, 0.2]}, {}, "holdout cannot be chosen"),
         ({"label_column": ["a", "b"]}, {}, "label_column cannot be chosen"),
         ({"size": [8, 16]}, {"size": None}, "size cannot be chosen"),
+        ({"model": ["mlp_nano", "vit_nano"]}, {"model": None}, "model cannot be chosen"),
         ({"lr": [0.1, 0.2]}, {"lr": 0.1}, "lr is given, and to be chosen"),
         ({"lr": [0.1]}, {}, "nothing to choose"),
         ({"lr": [0.1, 0.1]}, {}, "nothing to choose"),

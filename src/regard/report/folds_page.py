@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.console import shown
 from regard.errors import RunError
+from regard.report.checklist import chosen_inside
 from regard.report.explanations import TITLE, masks_html
 from regard.report.page import card_text, duration, facts, folds_flags, page_html, reproducing, settings_html, table
 from regard.settings import RunConfig
@@ -72,11 +73,15 @@ def _parts(
 
 def _nested(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """What was chosen inside each fold, where something was."""
-    chosen = summary.get("nested")
-    if not chosen:
+    values = [f"{name} {each}" for name, each in chosen_inside(summary).items()]
+    if not values:
         return []
-    values = [f"{name} {', '.join(str(own['chosen'][name]) for own in chosen)}" for name in chosen[0]["chosen"]]
-    return [("settings chosen inside each fold", f"{'; '.join(values)}, by {chosen[0]['figure']} on the next fold")]
+    return [
+        (
+            "settings chosen inside each fold",
+            f"{'; '.join(values)}, by {summary['nested'][0]['figure']} on the next fold",
+        )
+    ]
 
 
 def _retrained(summary: dict[str, Any]) -> list[tuple[str, str]]:

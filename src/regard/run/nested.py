@@ -19,8 +19,9 @@ from regard.run.runner import start
 from regard.run.settle import check_settings
 from regard.tasks import Entry
 
-FIXED = ("general", "data", "machine")
-"""Groups of settings that are the same for all: data is read and dealt out once."""
+FIXED_GROUPS = ("general", "data", "machine")
+FIXED = ("model", "weights", "size")
+"""What is the same for all folds: data is read and dealt out once, and the report is of one network."""
 
 
 def combinations(nested: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -37,11 +38,12 @@ def require_choosable(
     """An error before any data is read for what cannot be chosen inside a fold."""
     if not nested:
         return
-    fixed = {field.name for group, field, _ in entry.config.entries() if group in FIXED or field.metadata["opens"]}
+    entries = entry.config.entries()
+    fixed = {field.name for group, field, _ in entries if group in FIXED_GROUPS or field.metadata["opens"]}
     for name, values in nested.items():
-        if name in fixed | {"size"}:
-            what = f"{name} cannot be chosen inside the folds: data is read and dealt out once, on one machine"
-            raise ConfigError(what, do="choose among settings of the network, its training or its augmentation")
+        if name in fixed.union(FIXED):
+            do = "choose settings of the network, its training or augmentation; `regard compare` compares networks"
+            raise ConfigError(f"{name} cannot be chosen inside the folds: it is the same for all of them", do=do)
         if name in settings:
             raise ConfigError(f"{name} is given, and to be chosen", do=f"leave --{name.replace('_', '-')} out")
         if len(values) < 2 or any(value in values[:n] for n, value in enumerate(values)):
