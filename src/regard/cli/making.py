@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from regard import registry, tasks
-from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, at_least_one, parse
+from regard.cli.flags import (
+    Parser,
+    Shown,
+    Switch,
+    add_opening,
+    add_setting,
+    add_settings,
+    at_least_one,
+    at_least_two,
+    parse,
+    read_values,
+)
 from regard.cli.studying import KINDS, run_image_study
 from regard.cli.transferring import KINDS as TRANSFERS
 from regard.cli.transferring import run_transfer_study
@@ -88,10 +99,13 @@ def _make(making: Making, words: Sequence[str]) -> None:
     }
     dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
     folds, jobs, retrain = given.pop("folds", 1), given.pop("jobs", 1), given.pop("retrain", 0)
+    words = given.pop("nested", ())
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
+    nested = read_values(entry.config, [words] if isinstance(words, str) else words)
     if ray is not None:
-        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1, "retrain": retrain != 0 and folds == 1}
+        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1}
+        others |= {"retrain": retrain != 0 and folds == 1, "nested": bool(nested) and folds == 1}
         if unfit := [name for name, asked in others.items() if asked]:
             what = f"--ray trains one run or the folds of one, and does not go with --{' or --'.join(unfit)}"
             raise ConfigError(what, do="leave one of them out")
@@ -99,12 +113,13 @@ def _make(making: Making, words: Sequence[str]) -> None:
 
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
-        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, **same, **given)
+        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, nested=nested, **same, **given)
         return tell_run(made) if folds == 1 else tell_folds(made)
-    check_repeats(seeds, folds, jobs, retrain, dry_run)
+    check_repeats(seeds, folds, jobs, retrain, dry_run, bool(nested))
     from regard import api
 
-    repeats = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain} if making.several else {}
+    repeats: dict[str, Any] = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain, "nested": nested}
+    repeats = repeats if making.several else {}
     made = getattr(api, command)(data, dry_run=dry_run, **repeats, **same, **given)
     if dry_run:
         return
@@ -144,7 +159,7 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument("--seeds", type=at_least_one, metavar="INT", help="Runs to make, each with the next seed.")
         parser.add_argument(
             "--folds",
-            type=at_least_one,
+            type=at_least_two,
             metavar="INT",
             help="Cross-validate: as many runs, each tested on its own fold.",
         )
@@ -156,6 +171,8 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
             about = SUPPRESS if shown == "common" else help
             kind = int if name == "retrain" else at_least_one
             parser.add_argument(f"--{name}", type=kind, metavar="INT", help=about)
+        about = SUPPRESS if shown == "common" else "With --folds: each fold chooses among these values: lr=1e-3,5e-4."
+        parser.add_argument("--nested", nargs="+", metavar="NAME=A,B", help=about)
     add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
 

@@ -38,11 +38,11 @@ def check_settings(entry: Entry, settings: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def check_repeats(seeds: int, folds: int, jobs: int, retrain: int, dry_run: bool) -> None:
+def check_repeats(seeds: int, folds: int, jobs: int, retrain: int, dry_run: bool, nested: bool) -> None:
     """Refuse numbers of runs that do not go together."""
     if folds != 1 and seeds != 1:
         raise ConfigError("folds and seeds are given", do="leave out --seeds or --folds")
-    for name, given in (("jobs", jobs != 1), ("retrain", retrain != 0)):
+    for name, given in (("jobs", jobs != 1), ("retrain", retrain != 0), ("nested", nested)):
         if given and folds == 1:
             raise ConfigError(f"{name} is for several folds", do=f"give --folds, or leave --{name} out")
     if seeds != 1 and dry_run:
