@@ -309,7 +309,7 @@ transfer DATA…: pre-training, and what it brings on other data."""
 
 
 def _ablation(data: str, quiet: bool, given: dict[str, Any]) -> None:
-    for name in sorted(given.keys() & {"quick", "models", "sizes", "jobs"}):
+    for name in sorted(given.keys() & {"quick", "models", "sizes"}):
         raise ConfigError(f"an ablation has no --{name}", do="leave it out")
     from regard.study import ablation
 
