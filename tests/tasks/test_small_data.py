@@ -342,6 +342,49 @@ def test_unequal_classes_are_told_and_can_be_weighed(tmp_path, capsys):
     assert "more than ten times" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("weights", ["equal", "balanced"])
+def test_weighed_classes_choose_the_epoch_by_balanced_accuracy(weights, tmp_path, monkeypatch):
+    """Else the epoch would be kept that always gives the commonest class, which the weights are there to prevent."""
+    epochs = iter([(0.95, 0.5), (0.8, 0.9), (0.85, 0.7)])
+    monkeypatch.setattr(
+        "regard.tasks.classification.task.quick_figures",
+        lambda *_: dict(zip(("accuracy", "balanced_accuracy"), next(epochs), strict=True)) | {"loss": 1.0},
+    )
+    data = unbalanced(tmp_path / "data", large=80, small=6)
+    run = regard.train(data, out=tmp_path / "run", holdout=0.2, class_weights=weights, **tiny(epochs=3))
+    summary = run.read_json("summary.json")
+    name, kept, value = {"equal": ("accuracy", 1, 0.95), "balanced": ("balanced_accuracy", 2, 0.9)}[weights]
+    assert (summary["best_epoch"], summary[f"val_{name}"]) == (kept, value)
+    assert f"by validation {name.replace('_', ' ')}" in (run.path / "report.html").read_text()
+
+
+def test_the_balanced_accuracy_of_an_epoch_is_the_mean_recall(tmp_path):
+    data = unbalanced(tmp_path / "data", large=40, small=8)
+    (data / "test").rename(data / "val")  # then the figures are on val too
+    run = regard.train(data, out=tmp_path / "run", **tiny())
+    row, figures = run.read_rows("metrics.csv")[0], run.read_json("summary.json")["figures"]
+    for name in ("accuracy", "balanced_accuracy"):
+        assert float(row[f"val_{name}"]) == pytest.approx(figures[name]["value"], abs=1e-5)
+
+
+@pytest.mark.whole_runs
+def test_pixel_baselines_are_weighed_as_the_network_is(tmp_path):
+    """Noise: without weights a forest always gives the commonest class, and so is right for most of the images."""
+    data, draw = unbalanced(tmp_path / "data", large=80, small=6), np.random.default_rng(1)
+    for file in data.rglob("*.png"):
+        Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(file)
+    for file in sorted((data / "test" / "few").iterdir())[1:]:
+        file.unlink()
+    values = {}
+    for weights in ("equal", "balanced"):
+        run = regard.train(data, out=tmp_path / weights, holdout=0.2, class_weights=weights, **tiny())
+        values[weights] = run.read_json("summary.json")["pixel_baselines"]["random forest"]["value"]
+        assert ("random forest on pixels, balanced accuracy" in (run.path / "report.html").read_text()) == (
+            weights == "balanced"
+        )
+    assert values == {"equal": 6 / 7, "balanced": 0.5}
+
+
 def test_class_weights_scale_the_loss_of_each_class():
     logits, wanted = torch.randn(5, 3), torch.eye(3)[[0, 1, 2, 2, 2]]
     weights = torch.tensor([5 / 3, 5 / 3, 5 / 9])
