@@ -218,14 +218,21 @@ def test_a_residual_stem_is_a_resnets_beginning():
     torch.testing.assert_close(model.patches(x), model.patches.project(other(x).tokens))
 
 
+def trained(run: Run) -> int:
+    return [row["split"] for row in run.read_rows("splits.csv")].count("train")
+
+
 def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(picture_folder, tmp_path):
     run = begin(picture_folder, tmp_path / "own", **tiny())
-    trained = [row["split"] for row in run.read_rows("splits.csv")].count("train")
-    why = run.read_json("config.json")["why"]
-    assert int(why.split()[1]) == pytest.approx(trained, abs=2)
-    assert "training images of" in why
-    asked = begin(picture_folder, tmp_path / "asked", size=16, **tiny())
-    assert "training images at 16 × 16" in asked.read_json("config.json")["why"]
+    assert f"for {trained(run)} training images of" in run.read_json("config.json")["why"]
+    asked = begin(picture_folder, tmp_path / "asked", size=16, images=7, **tiny())
+    assert "for 7 training images at 16 × 16" in asked.read_json("config.json")["why"]
+    some = make_folder(tmp_path / "some", per_class=3)  # of three, one each for val and test
+    for split in (some, make_folder(tmp_path / "tested" / "train", per_class=20)):
+        shutil.copytree(split, tmp_path / "tested" / "test", dirs_exist_ok=True)
+    for number, data in enumerate((some, tmp_path / "tested")):  # val is cut from the training images of the second
+        run = begin(data, tmp_path / f"run{number}", **tiny())
+        assert f"for {trained(run)} training images" in run.read_json("config.json")["why"]
 
 
 def test_a_long_plan_on_a_cpu_names_what_is_shorter(picture_folder, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard import registry
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.setting_groups import ImageData
 
 if TYPE_CHECKING:
@@ -48,14 +48,23 @@ class Facts:
 
 def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
     """What the defaults depend on; a size that is asked for counts, not that of the files."""
-    splits = dataset.given_splits()
-    cut = 1 - 2 * (asked.get("holdout") or ImageData().holdout)  # for val and test, where the data names no splits
-    images = min(splits.count("train") or round(cut * len(splits)), asked.get("images") or len(splits))
     size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
     given = asked.get("size")
     if given:
         size = (given,) * len(size) if isinstance(given, int) else tuple(given)
-    return Facts(images, size, gpu, resized=bool(given))
+    return Facts(_training_images(dataset, asked), size, gpu, resized=bool(given))
+
+
+def _training_images(dataset: ImageDataset, asked: Mapping[str, Any]) -> int:
+    """How many are left when val and test are cut, as they will be."""
+    from regard.data.splits import split
+
+    usual = ImageData()
+    try:
+        names, _ = split(dataset, asked.get("split_seed") or usual.split_seed, asked.get("holdout") or usual.holdout)
+    except DataError:  # which is raised again, with what to do, when the data is split
+        return len(dataset)
+    return min(names.count("train"), asked.get("images") or len(names))
 
 
 def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, ...] | None:
