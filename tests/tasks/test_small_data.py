@@ -233,6 +233,9 @@ def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(
     for number, data in enumerate((some, tmp_path / "tested")):  # val is cut from the training images of the second
         run = begin(data, tmp_path / f"run{number}", **tiny())
         assert f"for {trained(run)} training images" in run.read_json("config.json")["why"]
+    folds = regard.train(tmp_path / "tested" / "train", folds=2, out=tmp_path / "folds", **tiny(model="vit_nano"))
+    fold = Run(folds.path / "fold1")
+    assert f"for {trained(fold)} training images" in fold.read_json("config.json")["why"]
 
 
 def test_a_long_plan_on_a_cpu_names_what_is_shorter(picture_folder, tmp_path, monkeypatch, capsys):
@@ -263,6 +266,14 @@ def test_minutes_set_the_number_of_epochs(picture_folder, tmp_path, monkeypatch,
     assert all(torch.equal(a[name], b[name]) for name in a), "measuring must leave no trace"
     with pytest.raises(ConfigError, match="minutes is given beside"):
         quick(picture_folder, tmp_path / "both", epochs=2, minutes=1)
+
+
+@pytest.mark.parametrize("length", [{"minutes": 1.0}, {"steps": 3}, {"epochs": 2}, {}], ids=str)
+def test_the_default_length_is_told_where_no_other_is_asked_for(length, picture_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.run.runner.measure", lambda *_: Timing(0.0, 1.0, 0.0, 1.0, 150))
+    asked = {key: value for key, value in tiny(model="vit_nano", size=16).items() if key != "epochs"} | length
+    why = begin(picture_folder, tmp_path / "run", **asked).read_json("config.json")["why"]
+    assert ("150 epochs" in why) == (not length)
 
 
 def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard import registry
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, counted
 from regard.setting_groups import ImageData
 
 if TYPE_CHECKING:
@@ -46,22 +46,23 @@ class Facts:
         return f"{self.images:,} training images {size} on a {'GPU' if self.gpu else 'CPU'}"
 
 
-def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
+def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None) -> Facts:
     """What the defaults depend on; a size that is asked for counts, not that of the files."""
     size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
-    given = asked.get("size")
-    if given:
-        size = (given,) * len(size) if isinstance(given, int) else tuple(given)
-    return Facts(_training_images(dataset, asked), size, gpu, resized=bool(given))
+    wanted = asked.get("size")
+    if wanted:
+        size = (wanted,) * len(size) if isinstance(wanted, int) else tuple(wanted)
+    return Facts(_training_images(dataset, asked, given), size, gpu, resized=bool(wanted))
 
 
-def _training_images(dataset: ImageDataset, asked: Mapping[str, Any]) -> int:
+def _training_images(dataset: ImageDataset, asked: Mapping[str, Any], given: list[str | None] | None) -> int:
     """How many are left when val and test are cut, as they will be."""
     from regard.data.splits import split
 
     usual = ImageData()
+    seed, share = asked.get("split_seed") or usual.split_seed, asked.get("holdout") or usual.holdout
     try:
-        names, _ = split(dataset, asked.get("split_seed") or usual.split_seed, asked.get("holdout") or usual.holdout)
+        names, _ = split(dataset, seed, share, given=given)
     except DataError:  # which is raised again, with what to do, when the data is split
         return len(dataset)
     return min(names.count("train"), asked.get("images") or len(names))
@@ -156,6 +157,16 @@ def choose_finetune_size(
     if len(trained) != 2 or len(images) != 2 or min(trained) <= side:
         return None
     return tuple(-(-side // each) * each for each in patch)
+
+
+def said_length(chosen: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The chosen number of epochs, unless another length is asked for.
+
+    >>> said_length({"epochs": 1}, {}), said_length({"epochs": 73}, {"minutes": 10}), said_length({}, {})
+    (', 1 epoch', '', '')
+    """
+    other = any(asked.get(name) is not None for name in ("epochs", "steps", "minutes"))
+    return "" if other or "epochs" not in chosen else f", {counted(chosen['epochs'], 'epochs')}"
 
 
 def choose_size(model: str, facts: Facts) -> tuple[int, ...] | None:

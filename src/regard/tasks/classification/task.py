@@ -49,11 +49,18 @@ class Task(ImageTask):
         self.teacher_fingerprint = ""
 
     @classmethod
-    def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+    def choose(
+        cls,
+        dataset: ImageDataset,
+        start: Any,
+        asked: Mapping[str, Any],
+        gpu: bool,
+        given: list[str | None] | None = None,
+    ) -> Choice:
         if dataset.source.kind == "digits" and not start and asked.get("recipe") is None:
             choice = Choice("digits")
         else:
-            choice = super().choose(dataset, start, asked, gpu)
+            choice = super().choose(dataset, start, asked, gpu, given)
         return with_distillation_token(choice, start, asked)
 
     @classmethod
