@@ -165,10 +165,11 @@ def test_weights_keep_their_network_whatever_the_defaults_are(picture_folder, tm
     plain = regard.train(picture_folder, out=tmp_path / "plain", recipe="plain", **tiny())
     hybrid = regard.train(picture_folder, out=tmp_path / "hybrid", model="vit_nano", **tiny())
     for start, stem in ((plain, "patch"), (hybrid, "residual")):
-        for name, asked in (("named", {"model": "vit_nano"}), ("open", {})):
+        for name, asked in (("named", {"model": "vit_nano"}), ("open", {}), ("from scratch's", {"recipe": "default"})):
             more = tiny(weights=str(start.path), depth=None, **asked)
             run = regard.train(picture_folder, out=tmp_path / f"{stem}-{name}", **more)
             assert network(run).config.stem == stem
+            assert "trained weights: their network" in run.read_json("config.json")["why"]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,14 @@ def test_the_default_length_is_told_where_no_other_is_asked_for(length, picture_
     asked = {key: value for key, value in tiny(model="vit_nano", size=16).items() if key != "epochs"} | length
     why = begin(picture_folder, tmp_path / "run", **asked).read_json("config.json")["why"]
     assert ("150 epochs" in why) == (not length)
+    assert "two cores" not in why, "a network that was asked for has not been timed"
+
+
+@pytest.mark.parametrize("asked", [{}, {"depth": 2}, {"epochs": 3}, {"minutes": 2}], ids=str)
+def test_the_default_on_a_cpu_says_how_long_it_takes(asked, picture_folder):
+    dataset: Any = regard.check(picture_folder, quiet=True)
+    assert ("150 epochs, about 1 minute on two cores" in Task.choose(dataset, None, asked, False).why) == (not asked)
+    assert "two cores" not in Task.choose(dataset, None, asked, True).why
 
 
 def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypatch, capsys):
@@ -401,6 +410,24 @@ def test_pixel_baselines_are_weighed_as_the_network_is(tmp_path):
             weights == "balanced"
         )
     assert values == {"equal": 6 / 7, "balanced": 0.5}
+
+
+def test_balanced_weights_are_one_over_the_number_of_training_images(tmp_path, monkeypatch):
+    used = list[Any]()
+
+    def train(_, task: Any, *__: Any) -> None:
+        used.append(task.objective.weights)
+        raise Begun
+
+    monkeypatch.setattr("regard.run.runner.train", train)
+    data = unbalanced(tmp_path / "data", large=30, small=10)
+    for weights in ("equal", "balanced"):
+        with pytest.raises(Begun):
+            regard.train(data, out=tmp_path / weights, holdout=0.2, class_weights=weights, **tiny())
+    equal, balanced = used
+    few, many = 8, 24  # after val is cut
+    assert equal is None
+    torch.testing.assert_close(balanced, torch.tensor([32 / (2 * few), 32 / (2 * many)]))
 
 
 def test_class_weights_scale_the_loss_of_each_class():

@@ -56,6 +56,7 @@ from regard.tasks.small_data import (
     fitting_size,
     require_useful_size,
     said_length,
+    said_minutes,
 )
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
@@ -204,7 +205,8 @@ class ImageTask(Task):
         if len(known.size) != 2:
             values["policy"] = "none"
         if start:
-            return Choice(recipe, values)
+            why = f"for {known.describe()} and trained weights: their network{said_length(values, asked)}"
+            return Choice(recipe, values, why)
         model = str(asked.get("model") or choose_model(known))
         values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
         if "model" not in asked and known.small and len(dataset.sizes) == 1:
@@ -216,6 +218,8 @@ class ImageTask(Task):
         values = {name: value for name, value in values.items() if name in known_names and name not in asked}
         stem = " with a residual stem" if values.get("stem") else ""
         length = said_length(values, asked)
+        if length and not (asked.keys() & {"model", *cls._fields_of(model)}):
+            length += said_minutes(model, values, known)
         other = f"; --recipe {cls.plain}: the network as published" if stem else ""
         return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
 

@@ -27,6 +27,11 @@ MANY_PHOTOS = 50_000
 """Photographs from which the default is a larger network."""
 
 
+CPU_MILLISECONDS = {"vit_nano": 3.0, "vit_nano16": 4.0}
+"""Of the default networks on two CPU cores, per training image, at 32 × 32 and 128 × 128 pixels: from the epochs that
+ten minutes gave (benchmarks/results/small_data.md)."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the choice depends on: the number of training images, their commonest size, and whether there is a GPU."""
@@ -167,6 +172,25 @@ def said_length(chosen: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """
     other = any(asked.get(name) is not None for name in ("epochs", "steps", "minutes"))
     return "" if other or "epochs" not in chosen else f", {counted(chosen['epochs'], 'epochs')}"
+
+
+def said_minutes(model: str, chosen: Mapping[str, Any], facts: Facts) -> str:
+    """Roughly how long the default network trains on a CPU for the chosen number of epochs.
+
+    >>> small, many = (Facts(n, (208, 277), gpu=False) for n in (1_700, 50_000))
+    >>> said_minutes("vit_nano16", {"epochs": 73}, small), said_minutes("vit_mini16", {"epochs": 73}, small)
+    (', about 8 minutes on two cores', '')
+    >>> said_minutes("vit_nano16", {"epochs": 20}, many)
+    ', about 67 minutes on two cores (with --minutes 10, ten)'
+    >>> said_minutes("vit_nano", {"epochs": 67, "size": (64, 64)}, Facts(2_000, (64, 64), gpu=False))
+    ', about 27 minutes on two cores'
+    """
+    if facts.gpu or "epochs" not in chosen or model not in CPU_MILLISECONDS:
+        return ""
+    pixels = math.prod(chosen["size"]) / 32**2 if model == "vit_nano" and "size" in chosen else 1.0
+    minutes = max(1, round(chosen["epochs"] * facts.images * pixels * CPU_MILLISECONDS[model] / 60_000))
+    shorter = " (with --minutes 10, ten)" if minutes > 30 else ""
+    return f", about {counted(minutes, 'minutes')} on two cores{shorter}"
 
 
 def choose_size(model: str, facts: Facts) -> tuple[int, ...] | None:
