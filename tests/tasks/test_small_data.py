@@ -285,6 +285,25 @@ def test_the_default_on_a_cpu_says_how_long_it_takes(asked, picture_folder):
     assert "two cores" not in Task.choose(dataset, None, asked, True).why
 
 
+@pytest.mark.parametrize("command", ["resume", "train"])
+def test_a_resumed_run_keeps_the_epochs_that_its_minutes_gave(command, picture_folder, tmp_path, monkeypatch):
+    """Its schedule ends where it was planned, however fast the machine is now."""
+    asked = {key: value for key, value in tiny(model="vit_nano", size=16, minutes=1.0).items() if key != "epochs"}
+    out = tmp_path / "run"
+    for epoch in (20.0, 1.0):  # seconds, of 150 epochs of one step
+        timing = Timing(first=0.0, step=epoch, validation=0.0, loss=1.0, steps=150)
+        monkeypatch.setattr("regard.run.runner.measure", lambda *_, timing=timing: timing)
+        if epoch == 20:
+            begin(picture_folder, out, **asked)
+        elif command == "resume":
+            regard.resume(out, quiet=True)
+        else:
+            regard.train(picture_folder, out=out, resume=True, **asked)
+    rows = Run(out).read_rows("metrics.csv")
+    assert len(rows) == 3
+    assert float(rows[-1]["lr"]) < 0.05 * 2e-3
+
+
 def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypatch, capsys):
     timing = Timing(first=0.0, step=1.0, validation=0.0, loss=1.0, steps=800)  # of 100 epochs, unless said otherwise
     monkeypatch.setattr("regard.run.runner.measure", lambda *_: timing)
