@@ -239,7 +239,10 @@ def add_up(
         "task": entry.name, "folds": count, "parameters": summaries[0]["parameters"],
         "seconds": round(sum(own["seconds"] for own in summaries), 2),
         "compute": add_costs([own.get("compute", {}) for own in summaries]),
-        "best_epochs": [own["best_epoch"] for own in summaries], **({"nested": chosen} if chosen else {}), **pooled,
+        "best_epochs": [own["best_epoch"] for own in summaries],
+        "chosen_by": next((key[4:].replace("_", " ") for key in summaries[0] if key.startswith("val_")), None),
+        **({"nested": chosen} if chosen else {}),
+        **pooled,
     }  # fmt: skip
     folder.write_rows("predictions.csv", rows)
     folder.write_json("data.json", data)
