@@ -192,9 +192,10 @@ def run_check(words: Sequence[str]) -> None:
     parser = Parser("check", run_check.__doc__)
     parser.add_argument("data", help=DATA_HELP)
     add_opening(parser, (entry.config for entry in tasks.TASKS))
+    _add_common(parser, "unreadable")
     given = parse(parser, words)
     data, quiet = given.pop("data"), given.pop("quiet", False)
-    check_settings(tasks.choose(data, given)[0], given)
+    settings = check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
     try:
@@ -203,12 +204,19 @@ def run_check(words: Sequence[str]) -> None:
         _tell_dicom(Path(data))
         raise
     print(dataset.describe())
-    dataset.require_usable()
+    dataset.require_usable(settings.data.unreadable)
     from regard.run.using import confounded, require_trainable
 
     for line in confounded(dataset, data, **given):
         print(f"warning: {line}")
     require_trainable(dataset, data, **given)
+
+
+def _add_common(parser: Parser, *names: str) -> None:
+    """Flags of settings that every task has."""
+    for _, entry, kind in RunConfig.entries():
+        if entry.name in names:
+            add_setting(parser, entry.name, kind, entry.metadata["help"])
 
 
 def _tell_dicom(folder: Path) -> None:
@@ -225,9 +233,7 @@ def run_resume(words: Sequence[str]) -> None:
     parser.add_argument("run", help="Run folder.")
     parser.add_argument("--data", metavar="DATA", help="Where its data is now. Default: where it was.")
     parser.add_argument("--workers", type=int, metavar="INT", help="Loader processes.")
-    for _, entry, kind in RunConfig.entries():
-        if entry.name in ("device", "nonfinite", "timeout", "save_every"):
-            add_setting(parser, entry.name, kind, entry.metadata["help"])
+    _add_common(parser, "device", "nonfinite", "timeout", "save_every")
     given = parse(parser, words)
     run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet", False)
     require_path(run)

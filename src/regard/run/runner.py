@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -209,10 +210,18 @@ def read_config(run: Run) -> tuple[str, Entry, RunConfig, dict[str, Origin]]:
 
 def stored_splits(run: Run, dataset: Dataset) -> list[str]:
     """The splits of a run that is resumed; its data must be what it was."""
+    rows = run.split_rows()
     if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
+        before, now = {row["name"] for row in rows}, {row["name"] for row in dataset.split_rows([""] * len(dataset))}
+        what = _few("gone: ", before - now) + _few("new: ", now - before) or ["labels or contents"]
         do = "put it back as it was, or train anew on what it is now"
-        raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
-    return [row["split"] for row in run.split_rows()]
+        raise RunError(f"the data has changed since the run began ({'; '.join(what)})", where=run.path, do=do)
+    return [row["split"] for row in rows]
+
+
+def _few(title: str, names: set[str], most: int = 3) -> list[str]:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return [f"{title}{', '.join(sorted(names)[:most])}{more}"] if names else []
 
 
 def require_fitting(state: State, config: RunConfig, run: Run) -> None:
@@ -287,6 +296,15 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
 
 def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     """Test the best weights once, explain some predictions, and write the report."""
+    try:
+        _finish(run, task, history, progress)
+    except KeyboardInterrupt:
+        again = f"`regard resume {shlex.quote(str(run.path))}`"
+        progress.say(f"stopped after training; {again} tests, explains and writes the report")
+        raise
+
+
+def _finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     trained, results = task.trained(run), {}
     for part in task.tests:
         with progress.bar(f"testing on {part}", len(task.job.part(part))) as tick:

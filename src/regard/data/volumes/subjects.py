@@ -66,7 +66,10 @@ def recognise(path: Path, how: ImageData) -> Layout | None:
         raise DataError("the table has no column of scans", where=path, do=do)
     for name in named:
         if name not in (*scans, *masks) and (case or name not in header):
-            raise DataError(f"there is no scan called {name!r}", where=path, do=did_you_mean(name, (*scans, *masks)))
+            raise DataError(f"there is no scan called {name!r}", where=path, do=did_you_mean(name, scans))
+        if name in masks:
+            do = f"choose from {', '.join(scans)}; if it is to be seen, give it a name that does not say mask"
+            raise DataError(f"{name!r} is a mask, which no network is shown", where=path, do=do)
     if len(set(named)) < len(named):
         raise ConfigError(f"--scans {how.scans} names one scan twice", do="name each once")
     return Layout(named or scans, tuple(name for name in masks if name not in named), case)

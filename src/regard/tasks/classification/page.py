@@ -117,7 +117,9 @@ def _warnings(data: Any, summary: Any) -> list[str]:
             "the small ones. Look at the balanced accuracy and at each class."
         )
     if data["conflicting_labels"]:
-        lines.append(f"{len(data['conflicting_labels'])} images occur with different labels. data.json lists them.")
+        same = [key for group in data["conflicting_labels"] for key in group]
+        more = ", … (all in data.json)" if len(same) > 4 else ""
+        lines.append(f"{len(same)} files are equal to others that have another label: {', '.join(same[:4])}{more}.")
     return lines
 
 
