@@ -36,6 +36,32 @@ def test_on_its_own_data_only_the_test_images_count(pictures, capsys):
     assert "left out" in capsys.readouterr().err
 
 
+def test_a_run_that_was_stopped_says_so_when_it_is_used(pictures, tmp_path, capsys):
+    shutil.copytree(pictures / "run", tmp_path / "run")
+    regard.load(tmp_path / "run")
+    assert "not finished" not in capsys.readouterr().err
+    (tmp_path / "run" / "summary.json").unlink()
+    metrics = tmp_path / "run" / "metrics.csv"
+    regard.load(tmp_path / "run")
+    assert "not finished: it was not tested" in capsys.readouterr().err
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    regard.load(tmp_path / "run")
+    assert "training stopped after epoch 2 of 3; `regard resume" in capsys.readouterr().err
+
+
+def test_check_and_probe_leave_out_as_many_damaged_images_as_train(tmp_path, run_folder, cli):
+    data = make_folder(tmp_path / "data", per_class=60, side=16)
+    (data / "red" / "broken.png").write_bytes(b"broken")
+    code, out, _ = cli("check", data)
+    assert code == 0
+    assert "red/broken.png" in out
+    code, _, err = cli("check", data, "--unreadable", "0")
+    assert code == 2
+    assert "1 of 121 images cannot be read" in err
+    code, _, err = cli("probe", run_folder, data, "--methods", "neighbours")
+    assert code == 0, err
+
+
 def test_copies_of_training_images_are_known_by_their_pixels(pictures, tmp_path):
     make_folder(tmp_path / "new", per_class=3, side=24)
     trained = next(

@@ -176,14 +176,17 @@ def test_shifts_of_a_run_and_what_is_refused(run_folder, tmp_path, cli):
     finding = shift_study([run_folder], shifts=(1, 2), out=tmp_path / "s", quiet=True)
     assert [row["shift"] for row in finding.rows] == [1, 2]
     assert all(0 <= row["low"] <= row["answers_kept"] <= row["high"] <= 1 for row in finding.rows)
-    everything = len(own_pictures(run_folder, regard.load(run_folder).preparation, 10**6))
+    opened: Any = regard.load(run_folder)
+    everything = len(own_pictures(run_folder, opened.preparation, 10**6))
     assert {row["n"] for row in finding.rows} == {min(64, everything)}
     code, out, _ = cli("study", "invariance", str(run_folder), "--images", "70", "--out", str(tmp_path / "more"))
     assert code == 0
     assert f"(n = {min(70, everything)})" in out
     code, _, err = cli("study", "invariance", str(run_folder), "--images", "0", "--out", str(tmp_path / "none"))
     assert code == 2
-    assert "images=0 must be at least 1" in err
+    assert "'0' is not a whole number of at least 1" in err
+    with pytest.raises(ConfigError, match="images=0 must be at least 1"):
+        shift_study([run_folder], images=0, out=tmp_path / "none", quiet=True)
     code, _, err = cli("study", "invariance")
     assert code == 2
     assert "takes RUN" in err

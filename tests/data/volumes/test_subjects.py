@@ -236,6 +236,8 @@ def test_settings_that_fit_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no scan called 'flaire'") as caught:
         open_source(path, how=LabelData(scans="t1,flaire"))
     assert "did you mean flair" in str(caught.value)
+    with pytest.raises(DataError, match="'mask' is a mask, which no network is shown"):
+        open_source(path, how=LabelData(scans="t1,mask"))
     with pytest.raises(ConfigError, match="does not fit a volume"):
         open_source(path, how=LabelData(spacing=(1.0, 1.0)))
     with pytest.raises(DataError, match="no column for the label"):
