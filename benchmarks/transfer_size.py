@@ -13,11 +13,12 @@ To go on elsewhere, OUT/plan.json and OUT/kept are enough. Not run yet.
 from __future__ import annotations
 
 import argparse
-import time
+from pathlib import Path
 from typing import Any
 
-from benchmarks.together import together
+from benchmarks.together import kept, together
 from regard.study import transfer_size
+from regard.study.transfer_curves import TransferCurves, TransferSize
 
 MODELS = ("vit_nano", "vit_mini4", "swin_nano", "resnet_nano", "resnet18", "bit_r50x1")
 HELD = ("horse", "ship", "truck")
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {"recipe": "plain", "policy": "trivial", "holdout": 0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
-    parser.add_argument("out")
+    parser.add_argument("out", type=Path)
     parser.add_argument("--to", help="other data to transfer to; without it, three classes of the first")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--sizes", nargs="+", type=int)
@@ -38,24 +39,28 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--together", action="store_true", help="a process per model")
     given = parser.parse_args()
-    start = time.monotonic()
     tune: dict[str, Any] = {"steps": given.tune_steps} | ({"size": 64} if given.to else {"images": given.tune_images})
-    sizes = given.sizes or (500, 2000, 8000, 40000 if given.to else 31500)
-
-    def study(minutes: float) -> list[str]:
-        return transfer_size(
-            given.data, given.to, given.models, sizes, seeds=given.seeds, minutes=minutes, tune=tune, out=given.out,
-            hold_classes=() if given.to else HELD, steps=given.steps, **SETTINGS,
-        ).summary()  # fmt: skip
-
+    sizes = tuple(given.sizes or (500, 2000, 8000, 40000 if given.to else 31500))
+    settings, held = SETTINGS | {"steps": given.steps}, () if given.to else HELD
     if given.together:
-        study(-1.0)  # the folder and its plan
-        left = given.minutes - (time.monotonic() - start) / 60
         words = [given.data, given.out, *(("--to", given.to) if given.to else ()), "--sizes", *sizes]
-        words += ["--steps", given.steps, "--tune-steps", given.tune_steps, "--seeds", given.seeds, "--minutes", left]
-        words += ["--tune-images", given.tune_images]
-        together("benchmarks.transfer_size", given.models, words)
-    print(*study(-1.0 if given.together else given.minutes), sep="\n")
+        words += ["--steps", given.steps, "--tune-steps", given.tune_steps, "--tune-images", given.tune_images]
+        words += ["--seeds", given.seeds, "--minutes", given.minutes]
+        together("benchmarks.transfer_size", given.models, words, plan=given.out / "plan.json")
+        design = TransferSize(
+            given.data, given.to or "", tuple(given.models), given.out, sizes, given.seeds, hold=held,
+            settings=settings, tune=tune,
+        )  # fmt: skip
+        rows = [row for row in kept(given.out) if row["arm"] in given.models]
+        result = TransferCurves(design, rows, {})
+        if rows:
+            result.write()
+    else:
+        result = transfer_size(
+            given.data, given.to, given.models, sizes, seeds=given.seeds, minutes=given.minutes, tune=tune,
+            out=given.out, hold_classes=held, **settings,
+        )  # fmt: skip
+    print(*result.summary(), sep="\n")
 
 
 if __name__ == "__main__":

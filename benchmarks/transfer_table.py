@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from benchmarks.together import together
+from benchmarks.together import kept, together
 from benchmarks.transfer_size import HELD, MODELS, SETTINGS
 from regard.study import transfer
 from regard.study.classes import hold_classes
 from regard.study.keep import keep_plan
 from regard.study.transfer_table import TransferTable
-from regard.weights import Run
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--together", action="store_true", help="a process per model")
     given = parser.parse_args()
-    start = time.monotonic()
+    start, table = time.monotonic(), given.out / "table"
 
     def left() -> float:
         return given.minutes - (time.monotonic() - start) / 60
@@ -48,23 +47,21 @@ def main() -> None:
     tune: dict[str, Any] = {"steps": given.tune_steps, "size": 64}
     if given.together:
         words = [given.data, given.pets, given.out, "--steps", given.steps, "--tune-steps", given.tune_steps]
-        keep_plan(given.out / "table", {"kind": "transfer", "settings": tune})
-        together("benchmarks.transfer_table", given.models, [*words, "--seeds", given.seeds, "--minutes", left()])
+        keep_plan(table, {"kind": "transfer", "settings": tune})
+        words += ["--seeds", given.seeds, "--minutes", left()]
+        together("benchmarks.transfer_table", given.models, words, plan=table / "plan.json")
     else:
         for model in given.models:
-            kept = [
-                given.out / "table" / "kept" / f"{model}-{name}-{n}.json" for name in sets for n in range(given.seeds)
-            ]
-            if left() < 0 or all(path.is_file() for path in kept):
+            wanted = [f"{model}-{name}-{seed}.json" for name in sets for seed in range(given.seeds)]
+            if left() < 0 or all((table / "kept" / name).is_file() for name in wanted):
                 continue
             weights = given.out / "weights" / model
             if not (weights / "report.html").is_file():
                 regard.train(
                     first, model=model, steps=given.steps, explain=0, out=weights, resume=True, quiet=True, **SETTINGS
                 )
-            transfer(list(sets.values()), [weights], seeds=given.seeds, minutes=left(), out=given.out / "table", **tune)
-    table = given.out / "table"
-    rows = [Run(table).read_json(f"kept/{path.name}") for path in sorted((table / "kept").glob("*.json"))]
+            transfer(list(sets.values()), [weights], seeds=given.seeds, minutes=left(), out=table, **tune)
+    rows = kept(table)
     models = {name: name for name in MODELS if any(row["model"] == name for row in rows)}
     result = TransferTable(table, models, {name: str(path) for name, path in sets.items()}, given.seeds, tune, rows, {})
     if rows:

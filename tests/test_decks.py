@@ -146,11 +146,10 @@ def test_xavier_fades_through_relu_and_not_through_tanh():
     """With ReLU each layer halves the mean square; He's weights, of twice the variance, keep it."""
     torch.manual_seed(0)
     spread = {}
-    he = partial(nn.init.kaiming_uniform_, nonlinearity="relu")
     for name, fill, function in (
         ("tanh", nn.init.xavier_uniform_, torch.tanh),
         ("relu", nn.init.xavier_uniform_, torch.relu),
-        ("he", he, torch.relu),
+        ("he", partial(nn.init.kaiming_uniform_, nonlinearity="relu"), torch.relu),
     ):
         x = torch.randn(64, 256)
         for _ in range(30):

@@ -176,6 +176,8 @@ def test_gaps_other_decoders_and_too_much_are_refused(tmp_path, monkeypatch):
         file.write_text(json.dumps(contents | change))
         with pytest.raises(DataError, match=says):
             open_tokenizer(file)
+    with pytest.raises(DataError, match="this is a folder, not a tokenizer"):
+        open_tokenizer(tmp_path)
     with pytest.raises(DataError, match="neither a kind that can be trained nor a file"):
         open_tokenizer(tmp_path / "bep")
     monkeypatch.setattr(existing, "MAX_FILE", 100)

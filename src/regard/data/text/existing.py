@@ -40,6 +40,9 @@ def open_tokenizer(path: str | Path) -> Tokenizers:
     [[2, 5, 6, 7, 4, 3]]
     """
     path = Path(path).expanduser()
+    if path.is_dir():
+        do = "give a file in it, such as tokenizer.json or vocab.txt"
+        raise DataError("this is a folder, not a tokenizer", where=path, do=do)
     if not path.is_file():
         what = "there is no such tokenizer: it is neither a kind that can be trained nor a file"
         raise DataError(what, where=path, do="give bpe, wordpiece, keep (with --from), or a file such as vocab.txt")
