@@ -349,6 +349,25 @@ def test_settings_of_the_cut_are_refused_where_the_data_names_all_splits(tmp_pat
     assert settings_of(of_recipe)["holdout"] == {"value": 0.02, "origin": "recipe"}
 
 
+def test_how_much_of_long_images_is_left_is_told(tmp_path, capsys):
+    """And a size that shows all of them."""
+    for side, asked, line in (
+        (60, {}, "(16, 16) are cut at the centre, not stretched: 67% of 40 × 60 is left\n"),
+        (400, {}, "warning: images of other proportions than (16, 16) are cut at the centre, not stretched: 10% of "
+         "40 × 400 is left; --size 8 52 has their proportions\n"),
+        (400, {"size": (8, 80)}, ""),
+    ):  # fmt: skip
+        for number in range(8):
+            file = tmp_path / str(side) / "ab"[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((side, 40), 30).save(file)
+        out = tmp_path / f"run{side}{len(asked)}"
+        begin(tmp_path / str(side), out, **tiny(model="vit_nano", quiet=False) | {"size": 16} | asked)
+        said = capsys.readouterr().err
+        assert line in said
+        assert ("is left" in said) == bool(line)
+
+
 def test_grey_pictures_stored_as_colour_are_grey(tmp_path):
     draw = np.random.default_rng(0)
     for name, grey in (("grey", True), ("colour", False)):
