@@ -234,9 +234,14 @@ def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(
     for number, data in enumerate((some, tmp_path / "tested")):  # val is cut from the training images of the second
         run = begin(data, tmp_path / f"run{number}", **tiny())
         assert f"for {trained(run)} training images" in run.read_json("config.json")["why"]
-    folds = regard.train(tmp_path / "tested" / "train", folds=2, out=tmp_path / "folds", **tiny(model="vit_nano"))
+
+
+def test_folds_say_how_many_images_they_train_on_and_what_chose_the_weights(tmp_path):
+    data, weights = make_folder(tmp_path / "data", per_class=20), {"class_weights": "balanced"}
+    folds = regard.train(data, folds=2, out=tmp_path / "folds", **tiny(model="vit_nano", **weights))
     fold = Run(folds.path / "fold1")
     assert f"for {trained(fold)} training images" in fold.read_json("config.json")["why"]
+    assert "by validation balanced accuracy in each fold" in (folds.path / "report.html").read_text()
 
 
 def test_a_long_plan_on_a_cpu_names_what_is_shorter(picture_folder, tmp_path, monkeypatch, capsys):
