@@ -234,9 +234,14 @@ def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(
     for number, data in enumerate((some, tmp_path / "tested")):  # val is cut from the training images of the second
         run = begin(data, tmp_path / f"run{number}", **tiny())
         assert f"for {trained(run)} training images" in run.read_json("config.json")["why"]
-    folds = regard.train(tmp_path / "tested" / "train", folds=2, out=tmp_path / "folds", **tiny(model="vit_nano"))
+
+
+def test_folds_say_how_many_images_they_train_on_and_what_chose_the_weights(tmp_path):
+    data, weights = make_folder(tmp_path / "data", per_class=20), {"class_weights": "balanced"}
+    folds = regard.train(data, folds=2, out=tmp_path / "folds", **tiny(model="vit_nano", **weights))
     fold = Run(folds.path / "fold1")
     assert f"for {trained(fold)} training images" in fold.read_json("config.json")["why"]
+    assert "by validation balanced accuracy in each fold" in (folds.path / "report.html").read_text()
 
 
 def test_a_long_plan_on_a_cpu_names_what_is_shorter(picture_folder, tmp_path, monkeypatch, capsys):
@@ -347,6 +352,25 @@ def test_settings_of_the_cut_are_refused_where_the_data_names_all_splits(tmp_pat
     assert settings_of(cut)["holdout"]["value"] == 0.3
     of_recipe = begin(tmp_path / "data", tmp_path / "recipe", **tiny(recipe="cifar", model="vit_nano", size=16))
     assert settings_of(of_recipe)["holdout"] == {"value": 0.02, "origin": "recipe"}
+
+
+def test_how_much_of_long_images_is_left_is_told(tmp_path, capsys):
+    """And a size that shows all of them."""
+    for side, asked, line in (
+        (60, {}, "(16, 16) are cut at the centre, not stretched: 67% of 40 × 60 is left\n"),
+        (400, {}, "warning: images of other proportions than (16, 16) are cut at the centre, not stretched: 10% of "
+         "40 × 400 is left; --size 8 52 has their proportions\n"),
+        (400, {"size": (8, 80)}, ""),
+    ):  # fmt: skip
+        for number in range(8):
+            file = tmp_path / str(side) / "ab"[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((side, 40), 30).save(file)
+        out = tmp_path / f"run{side}{len(asked)}"
+        begin(tmp_path / str(side), out, **tiny(model="vit_nano", quiet=False) | {"size": 16} | asked)
+        said = capsys.readouterr().err
+        assert line in said
+        assert ("is left" in said) == bool(line)
 
 
 def test_grey_pictures_stored_as_colour_are_grey(tmp_path):

@@ -2,7 +2,7 @@
 
 from regard.data.augment import Augmenter, Masker, patch_order, to_float
 from regard.data.batch import Batch
-from regard.data.fitting import CROPS, fit, fit_loses, with_channels
+from regard.data.fitting import CROPS, fit, fitted_share, with_channels
 from regard.data.folders import find_images
 from regard.data.formats import open_source
 from regard.data.images import checked, read_image, to_tensor
@@ -28,7 +28,7 @@ __all__ = [
     "checked",
     "find_images",
     "fit",
-    "fit_loses",
+    "fitted_share",
     "keep_some",
     "open_source",
     "order",

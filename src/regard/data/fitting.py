@@ -39,10 +39,14 @@ def fit(pixels: Tensor, size: tuple[int, ...]) -> Tensor:
     return resize(pixels, size)
 
 
-def fit_loses(old: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Whether `fit` cuts something off because the aspect ratios differ."""
+def fitted_share(old: tuple[int, ...], size: tuple[int, ...]) -> float:
+    """The share of an image that `fit` leaves; what other proportions have more of is cut off.
+
+    >>> round(fitted_share((600, 9000), (128, 128)), 3), fitted_share((64, 96), (32, 48))
+    (0.067, 1.0)
+    """
     scales = [new / was for new, was in zip(size, old, strict=True)]
-    return max(scales) > 1.02 * min(scales)
+    return math.prod(scale / max(scales) for scale in scales)
 
 
 def random_crop(pixels: Tensor, size: tuple[int, ...], u: np.ndarray) -> Tensor:

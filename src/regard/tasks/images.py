@@ -27,7 +27,7 @@ from regard.data import (
     Loader,
     Preparation,
     Source,
-    fit_loses,
+    fitted_share,
     keep_some,
     open_source,
     scan,
@@ -57,6 +57,7 @@ from regard.tasks.small_data import (
     require_useful_size,
     said_length,
     said_minutes,
+    size_like,
 )
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
@@ -65,6 +66,8 @@ FEW_WEIGHTS_LR = 1e-3
 """Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
 FEW = 5000
 """Small pictures up to which no processes load them."""
+WHOLE, LITTLE, CELL = 0.98, 0.5, (8, 8)
+"""Shares of an image from which on nothing is cut off, and below which another size is worth it; a ResNet's cell."""
 PICTURES = {"rotate": 0.0, "zoom": 0.0}
 """The augmentation of pictures that is not asked for."""
 VOLUMES = {"rotate": 10.0, "zoom": 0.1, "shift": 0.05, "elastic": 0.02}
@@ -416,9 +419,23 @@ class ImageTask(Task):
         return {"model": to_dict(self.network().config), "preparation": asdict(self.preparation)}
 
     def write(self, run: Run, progress: Progress) -> None:
-        if any(fit_loses(shape, self.images.size) for shape in self.dataset.sizes):
-            progress.say(f"images of other proportions than {self.images.size} are cut at the centre, not stretched")
+        if line := self._cut_off():
+            progress.say(line)
         self.write_transfer(run, progress)
+
+    def _cut_off(self) -> str:
+        """What is left of the commonest images that do not have the input's proportions."""
+        size = self.images.size
+        shares = {shape: fitted_share(shape, size) for shape, _ in self.dataset.sizes.most_common()}
+        shape, share = next(((shape, share) for shape, share in shares.items() if share < WHOLE), (size, 1.0))
+        if share == 1.0:
+            return ""
+        left = f"{share:.0%} of {' × '.join(map(str, shape))} is left"
+        line = f"images of other proportions than {size} are cut at the centre, not stretched: {left}"
+        if share >= LITTLE or len(size) != 2:
+            return line
+        like = size_like(shape, size, getattr(self.network().config, "patch", CELL))
+        return f"warning: {line}; --size {like[0]} {like[1]} has their proportions"
 
     def write_transfer(self, run: Run, progress: Progress) -> None:
         """Where the weights come from, and whether they have seen the tested images."""

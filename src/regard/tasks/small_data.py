@@ -97,6 +97,19 @@ def require_useful_size(size: tuple[int, ...], patch: tuple[int, ...] | None, im
         raise ConfigError(f"size: an input of {given} pixels {why}", do=f"give --size at least {smallest}")
 
 
+def size_like(old: tuple[int, ...], size: tuple[int, ...], cell: tuple[int, ...]) -> tuple[int, ...]:
+    """An input of the proportions of `old`, about as many pixels as `size`, and whole cells.
+
+    >>> size_like((600, 9000), (128, 128), (16, 16))
+    (32, 496)
+    >>> size_like((40, 400), (16, 16), (4, 4))
+    (8, 52)
+    """
+    scale = math.sqrt(math.prod(size) / math.prod(old))
+    cells = zip(old, cell, strict=True)
+    return tuple(each * max(math.ceil(LEAST_SIDE / each), round(scale * side / each)) for side, each in cells)
+
+
 def choose_model(facts: Facts) -> str:
     """The default network: on a CPU one that trains in minutes.
 
