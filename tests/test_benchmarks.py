@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import regard
-from benchmarks import detr_speed, volumes_small
+from benchmarks import detr_speed, transfer_size, transfer_table, volumes_small
 from regard.errors import RunError
+from regard.weights import to_json, write_text
 
 
 @pytest.fixture
@@ -89,3 +91,59 @@ def test_the_speed_benchmark_stops_within_a_phase() -> None:
 
     with pytest.raises(detr_speed.OutOfTime), detr_speed.limited(0.0):
         compiling()
+
+
+ROW = {
+    "accuracy": 0.5, "split": "test", "seen": 0, "parameters": 7, "tuning_cost": {"flops": 2.0},
+    "pre_training_cost": {"flops": 3.0},
+}  # fmt: skip
+
+
+def test_table_2_pre_trains_only_models_with_runs_to_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
+) -> None:
+    """Finished runs are known by their rows, without any weights; the table has all rows that are there."""
+    tables: list[Any] = []
+    monkeypatch.setattr(transfer_table, "halves", lambda data, out: (out / "pretrain.csv", out / "transfer.csv"))
+    monkeypatch.setattr(transfer_table, "transfer", lambda data, models, **given: tables.append((models, given)))
+    for data in ("transfer", "pets"):
+        row = ROW | {"model": "vit_nano", "data": data, "seed": 0, "run": f"runs/vit_nano-{data}-0"}
+        write_text(tmp_path / "table" / "kept" / f"vit_nano-{data}-0.json", to_json(row))
+    words = ["cifar", "pets", tmp_path, "--models", "vit_nano", "resnet_nano", "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", ["transfer_table.py", *map(str, words)])
+    transfer_table.main()
+    assert [settings["model"] for settings in calls] == ["resnet_nano"]
+    ((models, given),) = tables
+    assert models == [tmp_path / "weights" / "resnet_nano"]
+    assert 0 < given["minutes"] <= 7
+    assert "| vit_nano | 7 | 50.00 | 50.00 |" in (tmp_path / "table" / "study.md").read_text()
+    monkeypatch.setattr(sys, "argv", ["transfer_table.py", *map(str, words), "--minutes", "-1"])
+    transfer_table.main()
+    assert len(calls) == len(tables) == 1, "nothing starts when the time is over"
+
+
+def test_a_process_per_model_gets_every_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    codes = iter([0, 3])
+
+    def start(words: list[str], **_: Any) -> Any:
+        started.append(words)
+        return SimpleNamespace(wait=lambda: next(codes))
+
+    asked: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(subprocess, "Popen", start)
+    result = SimpleNamespace(summary=list)
+    monkeypatch.setattr(transfer_size, "transfer_size", lambda *a, **given: asked.append((a, given)) or result)
+    words = ["cifar", tmp_path, "--to", "pets", "--models", "vit_nano", "resnet_nano", "--sizes", 70, 140]
+    words += ["--steps", 3, "--tune-steps", 2, "--seeds", 1]
+    monkeypatch.setattr(sys, "argv", ["transfer_size.py", *map(str, words), "--together"])
+    with pytest.raises(SystemExit, match="failed: resnet_nano"):
+        transfer_size.main()
+    assert asked.pop()[1]["minutes"] < 0, "makes the plan only"
+    for model, own in zip(("vit_nano", "resnet_nano"), started, strict=True):
+        monkeypatch.setattr(sys, "argv", own[2:])
+        transfer_size.main()
+        (data, to, models, sizes), given = asked.pop()
+        assert (data, to, models, sizes) == ("cifar", "pets", [model], [70, 140])
+        assert (given["steps"], given["tune"], given["seeds"]) == (3, {"steps": 2, "size": 64}, 1)
+        assert 6.9 < given["minutes"] <= 7

@@ -424,7 +424,7 @@ def test_sizes_below_one_are_refused_before_any_data_is_read(cli, flags):
         ("predict RUN DATA --image-size 32", "it is called --size"),
         ("explain RUN DATA --num-heads 3", "it is called --heads"),
         ("probe RUN DATA --imgsz=32", "it is called --size"),
-        ("probe --checkpoint RUN --data-dir DATA", "it is given without a flag: regard probe RUN_FOLDER DATA"),
+        ("probe --checkpoint RUN --data-dir DATA", "it is given without a flag: regard probe RUN DATA"),
         ("probe RUN DATA --label_colum x", "did you mean --label-column"),
         ("inspect RUN --output x.png", "it is called --out"),
         ("inspect RUN --quiet=True", "--quiet is a switch.*give --quiet or --no-quiet"),
@@ -432,6 +432,8 @@ def test_sizes_below_one_are_refused_before_any_data_is_read(cli, flags):
         ("convert FILE OUT --to timm --num-classes 3", "it is called --classes"),
         ("compare --runs a b", "it is given without a flag: regard compare RUNS"),
         ("models --all", "see regard models --help"),
+        ("models --quiet", "there is no flag --quiet here"),
+        ("compare a b --quiet", "there is no flag --quiet here"),
     ],
 )
 def test_other_names_of_flags_are_answered_with_the_right_one(cli, words, answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from regard.run.landscape import Surface
 from regard.run.repeat import repeat
 from regard.run.runner import report as report_run
 from regard.run.runner import resume_run, start
-from regard.run.settle import check_settings, free_folder, pick_device
+from regard.run.settle import check_repeats, check_settings, free_folder, pick_device
 from regard.task import Predictor, Result
 from regard.weights import Checkpoint, Run, name_of, open_weights, save_checkpoint
 
@@ -32,8 +33,6 @@ __all__ = [
     "resume", "save", "train",
 ]  # fmt: skip
 
-DEMOS = {"digits": "digits", "translate": "dates", "scenes": None, "brain": None}
-"""The data of each demo; that of scenes and brain is made and written first."""
 SCENES = {"train": 3000, "val": 100, "test": 300, "size": 64}
 SCENE_RECIPES = ("scenes_boxes", "scenes_masks")
 """Its two stages."""
@@ -121,13 +120,13 @@ def save(
 
 def demo(name: str = "digits", *, quiet: bool = False, **settings: Any) -> Run:
     """The whole way on embedded data: train, evaluate, explain, report."""
-    if name not in DEMOS:
-        raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, DEMOS))
+    if name not in tasks.DEMOS:
+        raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, tasks.DEMOS))
     if name == "brain":
         from regard.run.brain_demo import demo_brain
 
         return demo_brain(quiet=quiet, **settings)
-    data = DEMOS[name]
+    data = tasks.DEMOS[name]
     return _demo_scenes(quiet, **settings) if data is None else train(data, quiet=quiet, **settings)
 
 
@@ -160,6 +159,7 @@ def train(
     folds: int = 1,
     jobs: int = 1,
     retrain: int = 0,
+    nested: Mapping[str, Sequence[Any]] | None = None,
     quiet: bool = False,
     command: str | None = None,
     resume: bool = False,
@@ -174,23 +174,19 @@ def train(
     With `seeds`, that many runs from `seed` on in folders of their own, and the mean and deviation of their figures in
     the summary.json of the folder around them. With `folds`, a cross-validation: as many runs, `jobs` at a time, each
     tested on its own fold; the folder around them has all out-of-fold predictions and a report; `retrain`
-    says how many times they are trained again on exchanged outcomes. Under torchrun, all its processes train one model.
+    says how many times they are trained again on exchanged outcomes, and of `nested`, such as `{"lr": [1e-3, 1e-4]}`,
+    each fold chooses for itself. Under torchrun, all its processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
     True
     """
+    check_repeats(seeds, folds, jobs, retrain, dry_run, bool(nested))
     options: dict[str, Any] = {"quiet": quiet, "command": command, "dataset": dataset}
     if folds != 1:
-        if seeds != 1:
-            raise ConfigError("folds and seeds are given", do="leave out --seeds or --folds")
-        return cross_validate(data, settings, folds, jobs=jobs, retrain=retrain, dry_run=dry_run, **options)
-    for name, given in (("jobs", jobs != 1), ("retrain", retrain != 0)):
-        if given:
-            raise ConfigError(f"{name} is for several folds", do=f"give --folds, or leave --{name} out")
+        options |= {"jobs": jobs, "retrain": retrain, "nested": nested, "dry_run": dry_run}
+        return cross_validate(data, settings, folds, **options)
     if seeds != 1:
-        if dry_run:
-            raise ConfigError("a dry run is of one seed", do="leave out --dry-run or --seeds")
         return repeat(data, settings, seeds, **options)
     return start("train", data, settings, resume=resume, dry_run=dry_run, **options)
 
@@ -334,7 +330,7 @@ def probe(run: str | Path, data: str | Path, **options: Any) -> Any:
     [('few_shot', 1), ('few_shot', 5), ('linear', None), ('neighbours', None)]
     """
     entry, _ = tasks.choose(data, {})
-    task = entry.load()
-    if not hasattr(task, "probe"):
+    task: Any = entry.load()
+    if not entry.probes:
         raise ConfigError(f"probes need images with labels, and this data is for {entry.name}", where=data)
-    return task.probe(run, data, device=torch.device(pick_device("auto")), **options)  # pyright: ignore
+    return task.probe(run, data, device=torch.device(pick_device("auto")), **options)

@@ -5,16 +5,27 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+from regard.errors import ConfigError
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe & Ito (2008), safe for colour-blind
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 GOOD, BAD, SOFT = "#006b4e", "#b34700", "#555555"  # of text on white
 INK = "#123457"  # stands for the page's text colour, whatever that is
 DPI = 130
+ENDINGS = (".png", ".svg", ".pdf")
+"""Of pictures that are written."""
 
 # After the default: fonts with Korean, Chinese and Japanese letters, on Linux, Windows and macOS.
 _FONTS = ("DejaVu Sans", "Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Malgun Gothic", "Apple SD Gothic Neo")
+
+
+def require_ending(path: Path) -> None:
+    """An error for a picture's name whose ending is none of those that are written."""
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"pictures are not written as {path.suffix or 'nothing'}", do=f"end in {', '.join(ENDINGS)}")
 
 
 @contextmanager

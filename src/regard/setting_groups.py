@@ -455,5 +455,26 @@ class Transfer(Group):
 
 
 @dataclass(frozen=True)
+class LandscapeOptions(Group):
+    title: ClassVar[str] = "landscape"
+    directions: int = setting(2, "Random directions: 2 for a surface, 1 for a line.", least=1, most=2)
+    points: int = setting(17, "Points along each direction, an odd number.", least=3)
+    span: float = setting(1.0, "How far to go: 1 is the length of the weights themselves.", above=0)
+    samples: int = setting(256, "Number of samples that the loss is the mean of, in whole batches.", least=1)
+    split: Literal["train", "val"] = setting("train", "Whose samples; they are augmented as in training.")
+    seed: int = setting(0, "Seed of the directions.", least=0)
+    data: str | None = setting(None, "The run's data, if it has been moved.")
+    out: str | None = setting(
+        None, "Folder for landscape.png, .svg, .csv and .json. Default: landscape in the run folder."
+    )
+    device: str = setting("auto", "cpu, cuda or auto.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.points % 2 == 0:
+            raise ConfigError(f"points={self.points} have none in the middle", do="give --points an odd number")
+
+
+@dataclass(frozen=True)
 class NoOptions(Group):
     """Of a command that takes none for a task."""

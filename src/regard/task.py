@@ -120,6 +120,11 @@ class Predictor(Protocol):
         """Why a prediction was made, with scores that say whether to believe it."""
         ...
 
+    @property
+    def explain_inputs(self) -> Callable[..., None]:
+        """Explain the inputs of words on the command line, into a file."""
+        ...
+
     def inputs(self, words: Sequence[str]) -> Any:
         """The inputs that words on the command line stand for."""
         ...
@@ -197,6 +202,8 @@ class Task(ABC):
     """The validation figure that chooses the weights."""
     headline: ClassVar[tuple[str, ...]]
     """The figures that are printed at the end of a run."""
+    identity: ClassVar[tuple[str, ...]] = ("name", "label")
+    """Columns of predictions.csv that two rows of one sample have in common, whatever was predicted."""
     files: ClassVar[tuple[str, ...]] = ()
     """Names of what `write` puts in the run folder."""
 
@@ -229,8 +236,13 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
-        """The recipe that is asked for, or else the one for this data, and what the data changes in it."""
+    def choose(
+        cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None
+    ) -> Choice:
+        """The recipe that is asked for, or else the one for this data, and what the data changes in it.
+
+        `given` are splits in place of the data's own.
+        """
 
     @classmethod
     @abstractmethod

@@ -11,12 +11,12 @@ import pytest
 
 import regard
 from regard import api
-from regard.errors import ConfigError, DivergedError, RunError
+from regard.errors import ConfigError, DataError, DivergedError, RunError
 from regard.study import Result, Study, data_size, norm, positions, run_study
 from regard.study.design import BLEU, PERPLEXITY
 from regard.study.result import Gap, compare, crossing
 from regard.weights import Run
-from tests.conftest import settings_of, write_pairs
+from tests.conftest import make_folder, settings_of, write_pairs
 from tests.loading import load_classifier
 
 TINY: dict[str, Any] = {"steps": 2, "depth": 1, "width": 16, "heads": 2, "mlp": 16}
@@ -123,6 +123,13 @@ def test_runs_made_some_at_a_time_are_those_made_one_by_one(made, tmp_path):
     assert len(rows) == 2
     with pytest.raises(ConfigError, match="jobs=0 must be at least 1"):
         run_study(plan, jobs=0)
+
+
+def test_a_study_reads_its_data_as_its_settings_say(tmp_path):
+    data = make_folder(tmp_path / "large", per_class=3, side=40)
+    plan = norm(data, (4,), seeds=1, steps=1, max_megapixels=0.001, out=tmp_path / "study")
+    with pytest.raises(DataError, match="6 of 6 images cannot be read"):
+        run_study(plan, quiet=True)
 
 
 def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):

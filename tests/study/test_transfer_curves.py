@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from regard import api
-from regard.errors import ConfigError, RunError
+from regard.errors import ConfigError, DataError, RunError
 from regard.study import transfer_size
 from regard.study.transfer_curves import TransferCurves, TransferSize
 from regard.weights import Run
@@ -106,6 +107,16 @@ def test_it_resumes_stops_in_time_and_refuses_other_settings(made, monkeypatch):
         transfer_size("digits", None, models, (40, 90), seeds=1, **{**same, "tune": TUNE | {"lr": 0.1}})
 
 
+def test_it_resumes_without_the_folders_of_its_runs(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "train", None)
+    same: Any = {"seeds": 1, "hold_classes": HELD, **QUICK}
+    here = transfer_size("digits", None, ("vit_nano", "mlp_nano"), (40, 90), out=made.out, **same)
+    out = copytree(made.out, tmp_path / "study", ignore=ignore_patterns("runs"))
+    again = transfer_size("digits", None, ("vit_nano", "mlp_nano"), (40, 90), out=out, **same)
+    assert len(again.rows) == 4
+    assert again.rows == here.rows
+
+
 def test_masked_pre_training_and_another_data_set(tmp_path):
     data = make_folder(tmp_path / "photos", per_class=30, side=16)
     fields: dict[str, Any] = {"depth": 1, "patch": 4, "decoder_depth": 1}
@@ -165,6 +176,29 @@ def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, tmp_
     with pytest.raises(ConfigError, match=says):
         transfer_size("digits", out=tmp_path / "study", **wanted)
     assert not (tmp_path / "study").exists()
+
+
+def test_each_data_is_read_as_the_settings_of_its_phase_say(tmp_path, monkeypatch):
+    make_folder(tmp_path / "data")
+    read: list[Any] = []
+
+    def check(data: Any, **how: Any) -> Any:
+        read.append((Path(data).name, {name: value for name, value in how.items() if name != "quiet"}))
+        if len(read) == 2:
+            raise DataError("enough")
+        return check_data(data, **how)
+
+    check_data = api.check
+    monkeypatch.setattr(api, "check", check)
+    settings: dict[str, Any] = {
+        "models": ("vit_nano",),
+        "max_megapixels": 9.0,
+        "steps": 1,
+        "tune": {"label_column": "b"},
+    }
+    with pytest.raises(DataError, match="enough"):
+        transfer_size(tmp_path / "data", "digits", out=tmp_path / "study", **settings)
+    assert read == [("data", {"max_megapixels": 9.0}), ("digits", {"label_column": "b"})]
 
 
 def test_the_command_takes_flags_of_both_phases(cli, monkeypatch):

@@ -230,6 +230,8 @@ def test_what_was_read_before_is_not_read_again(picture_folder, tmp_path, monkey
     assert not (tmp_path / "wrong").exists()
     with pytest.raises(ConfigError, match=r"not what `regard\.check` has read"):
         regard.train("dates", dataset=dataset, out=tmp_path / "words", quiet=True)
+    with pytest.raises(ConfigError, match=r"max_megapixels=64\.0, and max_megapixels=9\.0 is asked for"):
+        quick(picture_folder, tmp_path / "wrong", dataset=dataset, max_megapixels=9)
 
 
 class Steps:

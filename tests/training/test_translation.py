@@ -266,7 +266,13 @@ def test_the_command_line(translation_run, pairs_folder, tmp_path, cli, monkeypa
     code, _, err = cli("predict", str(translation_run.path))
     assert code == 2
     assert "no sentences" in err
-    assert "bleu: no clear difference: +0.00," in cli("compare", translation_run.path, translation_run.path)[1]
+    compared = cli("compare", translation_run.path, translation_run.path)[1]
+    assert "bleu: no clear difference: +0.00," in compared
+    overview = compared.splitlines()[1].split()
+    assert overview[2:3] == ["text"]
+    assert re.fullmatch(r"\d+\.\d\d", overview[3]), "as many decimals as BLEU is given with elsewhere"
+    code, _, err = cli("predict", translation_run.path, "one two", "--source", "de")
+    assert (code, "there is no flag --source here" in err) == (2, True)
     assert cli("compare", str(translation_run.path))[0] == 2
     assert cli("report", str(translation_run.path))[0] == 0
     code, out, err = cli("explain", str(translation_run.path), "one two", "three", "--out", tmp_path / "why.png")
@@ -276,7 +282,7 @@ def test_the_command_line(translation_run, pairs_folder, tmp_path, cli, monkeypa
     assert (tmp_path / "why-2.png").is_file()
     code, out, err = cli("inspect", str(translation_run.path), "--out", tmp_path / "inside.png")
     assert code == 2
-    assert "for networks that take images" in err
+    assert "not for networks that predict words" in err
 
 
 def test_validation_data_inside_training_data_is_told_everywhere(tmp_path, capsys):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from regard.cli import making, using
-from regard.cli.flags import check_words
 from regard.errors import ConfigError, RegardError, did_you_mean
 
-COMMANDS: dict[str, Any] = {
-    "demo": making.Demo, "check": making.run_check, "train": making.run_train, "pretrain": making.run_pretrain,
-    "resume": making.run_resume, "eval": using.run_eval, "probe": using.Probe, "predict": using.run_predict,
-    "explain": using.run_explain, "inspect": using.Inspect, "landscape": using.Landscape, "report": using.Report,
-    "convert": using.Convert,
-    "compare": using.Compare, "study": making.run_study, "models": using.Models,
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "demo": making.run_demo, "check": making.run_check, "train": making.run_train, "pretrain": making.run_pretrain,
+    "resume": making.run_resume, "eval": using.run_eval, "probe": using.run_probe, "predict": using.run_predict,
+    "explain": using.run_explain, "inspect": using.run_inspect, "landscape": using.run_landscape,
+    "report": using.run_report, "convert": using.run_convert, "compare": using.run_compare, "study": making.run_study,
+    "models": using.run_models,
 }  # fmt: skip
-"""A function reads its own words: its flags depend on the task. A class has its flags as fields."""
+"""Each reads its own words: its flags may depend on the task."""
 
 
 def main() -> None:
@@ -37,14 +36,7 @@ def main() -> None:
         if not words or words[0].startswith("-"):
             print(_overview())
             sys.exit(0 if words in ([], ["--help"], ["-h"]) else 2)
-        kind = COMMANDS[words[0]]
-        if not isinstance(kind, type):
-            return kind(words[1:])
-        import tyro
-
-        check_words(f"regard {words[0]}", kind, words[1:])
-        config = (tyro.conf.PositionalMetavarFromFieldName,)
-        tyro.cli(kind, prog=f"regard {words[0]}", args=words[1:], config=config).run()
+        COMMANDS[words[0]](words[1:])
     except RegardError as error:
         if debug:
             raise
@@ -69,7 +61,7 @@ def _exit(number: int, frame: object) -> None:
 
 
 def _overview() -> str:
-    rows = [(name, str(kind.__doc__).strip().splitlines()[0]) for name, kind in COMMANDS.items()]
+    rows = [(name, str(run.__doc__).splitlines()[0]) for name, run in COMMANDS.items()]
     return "\n".join([
         "usage: regard COMMAND ...", "",
         "Vision transformers: train, evaluate, predict, explain. --debug shows tracebacks.", "",

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tyro.conf import Positional
-
 from regard import registry
 from regard.config import fit_value
 from regard.errors import ConfigError, close_names
@@ -25,7 +23,7 @@ ALIASES = {"weights": ("--from",)}
 CONSTANTS = {"true": True, "false": False, "none": None}
 _WEIGHTS = ("weights", "from", "checkpoint", "ckpt", "pretrained", "model", "run", "resume")
 _INPUTS = ("data", "dataset", "data_dir", "data_path", "input", "image", "images", "img", "source", "folder")
-BARE = {"run": _WEIGHTS, "run_folder": _WEIGHTS, "file": _WEIGHTS, "data": _INPUTS, "inputs": _INPUTS}
+BARE = {"run": _WEIGHTS, "runs": _WEIGHTS, "file": _WEIGHTS, "data": _INPUTS, "inputs": _INPUTS}
 """What others have flags for, and here is given by its place."""
 MODEL_FIELDS = "fields of the model (default: its own)"
 
@@ -52,12 +50,13 @@ Switch = argparse.BooleanOptionalAction
 class Parser(argparse.ArgumentParser):
     """Errors as ours; flags in full only; a usage line that names the positional arguments."""
 
-    def __init__(self, command: str, about: str | None = None, more: str | None = None):
+    def __init__(self, command: str, about: str | None = None, more: str | None = None, quiet: bool = True):
         super().__init__(
             f"regard {command}", description=about, epilog=more, argument_default=argparse.SUPPRESS, allow_abbrev=False,
             formatter_class=HelpFormatter,
         )  # fmt: skip
-        self.add_argument("--quiet", action=Switch, help="Print results only.")
+        if quiet:
+            self.add_argument("--quiet", action=Switch, help="Print results only.")
 
     def error(self, message: str) -> Any:
         raise ConfigError(message, do=f"see {self.prog} --help")
@@ -99,6 +98,17 @@ def _shown(help: str, default: Any, replaced: bool) -> str:
     return f"{help.removesuffix('.')} (default: {chosen}{value}).".replace("%", "%%")
 
 
+def at_least_one(word: str, least: int = 1) -> int:
+    """The type of a flag that is a whole number of at least 1."""
+    if not word.isdecimal() or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}")
+    return int(word)
+
+
+def at_least_two(word: str) -> int:
+    return at_least_one(word, least=2)
+
+
 def _options(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
@@ -129,6 +139,19 @@ def _reader(kind: Any, name: str) -> Any:
 
     read.__name__ = name
     return read
+
+
+def read_values(config: type[RunConfig], words: Sequence[str]) -> dict[str, list[Any]]:
+    """Several values of each setting, from words such as lr=1e-3,5e-4."""
+    kinds = {entry.name: kind for _, entry, kind in config.entries()} | config.shape_fields()
+    made: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        name = name.replace("-", "_")
+        if not values:
+            raise ConfigError(f"{word!r} names no values", do="give a setting and its values, such as lr=1e-3,5e-4")
+        made[name] = [_reader(kinds.get(name, str), name)(value) for value in values.split(",")]
+    return made
 
 
 Shown = Literal["all", "common", "none"]
@@ -215,7 +238,7 @@ def checked_options(group: type[Group], given: dict[str, Any], task: str) -> dic
 def parse(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
     """What the words name; a flag that does not exist is an error with a suggestion."""
     switches = {flag for action in parser._actions if action.nargs == 0 for flag in action.option_strings}
-    refuse_values(switches, words)
+    _refuse_values(switches, words)
     values, rest = parser.parse_known_args(list(words))
     positional = [action.dest for action in parser._get_positional_actions()]
     given = {name: value if name in positional else _single(value) for name, value in vars(values).items()}
@@ -227,29 +250,11 @@ def parse(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
             switch = word.lower() in CONSTANTS
             do = "a switch takes no value: give --NAME or --no-NAME" if switch else f"see {parser.prog} --help"
             raise ConfigError(f"{word!r} is one word too many", do=do)
-        raise no_such_flag(parser.prog, name, flags, positional)
+        raise _no_such_flag(parser.prog, name, flags, positional)
     return given
 
 
-def check_words(prog: str, kind: Any, words: Sequence[str]) -> None:
-    """The same errors for a command whose fields are its flags."""
-    flags, switches, positional = ["--help"], set[str](), list[str]()
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        flag = "--" + name.replace("_", "-")
-        if Positional in getattr(hint, "__metadata__", ()):
-            positional.append(name)
-        elif bool in _options(getattr(hint, "__origin__", hint)):
-            switches |= {flag, f"--no-{flag[2:]}"}
-        else:
-            flags.append(flag)
-    spelt = [word.partition("=")[0].replace("_", "-") for word in words]
-    refuse_values(switches, [flag + word[len(flag) :] for flag, word in zip(spelt, words, strict=True)])
-    for flag in spelt:
-        if flag.startswith("--") and len(flag) > 2 and flag not in (*flags, *switches):
-            raise no_such_flag(prog, flag, [*flags, *sorted(switches)], positional)
-
-
-def refuse_values(switches: Collection[str], words: Iterable[str]) -> None:
+def _refuse_values(switches: Collection[str], words: Iterable[str]) -> None:
     """An error for a word such as --flip=True."""
     for word in words:
         flag, equals, value = word.partition("=")
@@ -259,7 +264,7 @@ def refuse_values(switches: Collection[str], words: Iterable[str]) -> None:
             raise ConfigError(f"{flag} is a switch, and {value!r} is given as its value", do=do)
 
 
-def no_such_flag(prog: str, flag: str, flags: Iterable[str], positional: Sequence[str]) -> ConfigError:
+def _no_such_flag(prog: str, flag: str, flags: Iterable[str], positional: Sequence[str]) -> ConfigError:
     """The error for a flag that a command does not have: what it is called here, or which names are close."""
     known = {option[2:].replace("-", "_"): option for option in flags if "_" not in option}
     wanted = flag[2:].replace("-", "_")

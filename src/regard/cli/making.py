@@ -9,43 +9,50 @@ from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from tyro.conf import Positional, arg
-
-from regard import tasks
-from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, parse
+from regard import registry, tasks
+from regard.cli.flags import (
+    Parser,
+    Shown,
+    Switch,
+    add_opening,
+    add_setting,
+    add_settings,
+    at_least_one,
+    at_least_two,
+    parse,
+    read_values,
+)
 from regard.cli.studying import KINDS, run_image_study
 from regard.cli.transferring import KINDS as TRANSFERS
 from regard.cli.transferring import run_transfer_study
 from regard.console import columns, interval, quoted
-from regard.errors import ConfigError, DataError, RunError
-from regard.run.settle import check_settings
+from regard.errors import ConfigError, DataError, RunError, did_you_mean
+from regard.run.settle import check_repeats, check_settings
 from regard.settings import RunConfig
 
-Quiet = Annotated[bool, arg(help="Print results only.")]
 
-
-@dataclass
-class Demo:
+def run_demo(words: Sequence[str]) -> None:
     """The whole way on embedded data: train, evaluate, explain, report. No download."""
+    parser = Parser("demo", run_demo.__doc__)
+    parser.add_argument("name", nargs="?", help=f"Which demo: {', '.join(tasks.DEMOS)}. Default: digits.")
+    helps = {
+        "out": "Run folder to make.",
+        "epochs": "Passes over the training data; fewer is quicker and worse.",
+        "seed": "Seed of weights, order and augmentation.",
+    }
+    for _, entry, kind in RunConfig.entries():
+        if entry.name in helps:
+            add_setting(parser, entry.name, kind, helps[entry.name])
+    given = parse(parser, words)
+    name, quiet = given.pop("name", "digits"), given.pop("quiet", False)
+    if name not in tasks.DEMOS:
+        raise DataError(f"there is no demo called {name!r}", do=did_you_mean(name, tasks.DEMOS))
+    RunConfig.of(given)
+    from regard import api
 
-    name: Positional[str] = "digits"
-    """Which demo: digits, translate, scenes or brain."""
-    out: str | None = None
-    """Run folder to make."""
-    epochs: int | None = None
-    """Passes over the training data; fewer is quicker and worse."""
-    seed: int = 0
-    """Seed of weights, order and augmentation."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        from regard import api
-
-        settings = {"seed": self.seed, "out": self.out, "epochs": self.epochs}
-        given = {name: value for name, value in settings.items() if value is not None}
-        tell_run(api.demo(self.name, quiet=self.quiet, command=command_line(), **given))
+    tell_run(api.demo(name, quiet=quiet, command=command_line(), **given))
 
 
 DATA_HELP = """A folder of class folders, a .csv or .tsv with path and label (or numbers), a MedMNIST .npz, or digits;
@@ -92,10 +99,13 @@ def _make(making: Making, words: Sequence[str]) -> None:
     }
     dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
     folds, jobs, retrain = given.pop("folds", 1), given.pop("jobs", 1), given.pop("retrain", 0)
+    words = given.pop("nested", ())
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
+    nested = read_values(entry.config, [words] if isinstance(words, str) else words)
     if ray is not None:
-        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1, "retrain": retrain != 0 and folds == 1}
+        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1}
+        others |= {"retrain": retrain != 0 and folds == 1, "nested": bool(nested) and folds == 1}
         if unfit := [name for name, asked in others.items() if asked]:
             what = f"--ray trains one run or the folds of one, and does not go with --{' or --'.join(unfit)}"
             raise ConfigError(what, do="leave one of them out")
@@ -103,11 +113,13 @@ def _make(making: Making, words: Sequence[str]) -> None:
 
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
-        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, **same, **given)
+        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, nested=nested, **same, **given)
         return tell_run(made) if folds == 1 else tell_folds(made)
+    check_repeats(seeds, folds, jobs, retrain, dry_run, bool(nested))
     from regard import api
 
-    repeats = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain} if making.several else {}
+    repeats: dict[str, Any] = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain, "nested": nested}
+    repeats = repeats if making.several else {}
     made = getattr(api, command)(data, dry_run=dry_run, **repeats, **same, **given)
     if dry_run:
         return
@@ -144,9 +156,12 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         "--dry-run", action=Switch, help="Build everything, make one step, print the plan, write nothing."
     )
     if making.several:
-        parser.add_argument("--seeds", type=int, metavar="INT", help="Runs to make, each with the next seed.")
+        parser.add_argument("--seeds", type=at_least_one, metavar="INT", help="Runs to make, each with the next seed.")
         parser.add_argument(
-            "--folds", type=int, metavar="INT", help="Cross-validate: as many runs, each tested on its own fold."
+            "--folds",
+            type=at_least_two,
+            metavar="INT",
+            help="Cross-validate: as many runs, each tested on its own fold.",
         )
         for name, help in (
             ("retrain", "With --folds: train all as many times again on exchanged outcomes, for the chance level."),
@@ -154,7 +169,10 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
             ("ray", "Train in this many processes, started by Ray; with --folds a fold in each. Needs --out."),
         ):
             about = SUPPRESS if shown == "common" else help
-            parser.add_argument(f"--{name}", type=int, metavar="INT", help=about)
+            kind = int if name == "retrain" else at_least_one
+            parser.add_argument(f"--{name}", type=kind, metavar="INT", help=about)
+        about = SUPPRESS if shown == "common" else "With --folds: each fold chooses among these values: lr=1e-3,5e-4."
+        parser.add_argument("--nested", nargs="+", metavar="NAME=A,B", help=about)
     add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
 
@@ -242,8 +260,10 @@ transfer DATA…: pre-training, and what it brings on other data."""
         help="data-size: the models, separated by commas. Default: vit_nano,resnet_nano or transformer_nano,rnn_nano.",
     )
     parser.add_argument("--sizes", help="Numbers of training images, or pairs, separated by commas.")
-    parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
-    parser.add_argument("--jobs", type=int, metavar="INT", help="Runs at a time (default: 1).")
+    parser.add_argument(
+        "--seeds", type=at_least_one, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3)."
+    )
+    parser.add_argument("--jobs", type=at_least_one, metavar="INT", help="Runs at a time (default: 1).")
     parser.add_argument("--quick", action=Switch, help="attention: a small form of it, in seconds.")
     parser.add_argument(
         "--parts",
@@ -263,17 +283,20 @@ transfer DATA…: pre-training, and what it brings on other data."""
         if name in given:
             where = " and ".join(f"`regard study {other}`" for other in kinds)
             raise ConfigError(f"--{name} is for {where}", do=f"leave --{name} out")
+    jobs, models = given.pop("jobs", 1), _words(given.pop("models", ""))
+    settings = given | {"sizes": whole_numbers("sizes", given.get("sizes", "")), "seeds": given.get("seeds", 3)}
+    if kind == "data-size" and "model" in given:
+        raise ConfigError("this study compares models", do="give --models instead of --model")
+    if kind != "data-size" and models:
+        raise ConfigError("--models is for `regard study data-size`", do="leave it out")
+    tasks.require_data(data)
+    for model in models:
+        registry.find(model)
     from regard import study
 
-    jobs, models = given.pop("jobs", 1), given.pop("models", None)
-    settings = given | {"sizes": whole_numbers("sizes", given.get("sizes", "")), "seeds": given.get("seeds", 3)}
     if kind == "data-size":
-        if "model" in given:
-            raise ConfigError("this study compares models", do="give --models instead of --model")
-        plan = study.data_size(data, _words(models or ""), **settings)
+        plan = study.data_size(data, models, **settings)
     else:
-        if models:
-            raise ConfigError("--models is for `regard study data-size`", do="leave it out")
         plan = {"positions": study.positions, "norm": study.norm}[kind](data, **settings)
     result = study.run_study(plan, jobs=jobs, quiet=quiet)
     for measure in plan.measures:
@@ -286,7 +309,7 @@ transfer DATA…: pre-training, and what it brings on other data."""
 
 
 def _ablation(data: str, quiet: bool, given: dict[str, Any]) -> None:
-    for name in sorted(given.keys() & {"quick", "models", "sizes", "jobs"}):
+    for name in sorted(given.keys() & {"quick", "models", "sizes"}):
         raise ConfigError(f"an ablation has no --{name}", do="leave it out")
     from regard.study import ablation
 
@@ -318,8 +341,10 @@ def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:
     """From words such as 250,500,1000."""
     words = [word for word in str(text).replace(" ", ",").split(",") if word]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"{name}={text} are not whole numbers", do=f"give --{name} such as 250,500,1000")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(
+            f"{name}={text} are not whole numbers of at least 1", do=f"give --{name} such as 250,500,1000"
+        )
     return tuple(map(int, words))
 
 

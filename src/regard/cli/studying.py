@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from regard.cli.flags import Parser, parse
+from regard import registry, tasks
+from regard.cli.flags import Parser, at_least_one, parse
 from regard.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ KINDS = {
     "resolution": Kind(
         ("RUN", "DATA"), ("sizes", "epochs"), "accuracy over the test size, with and without fine-tuning there (FixRes)"
     ),
-    "invariance": Kind(("RUN", "…"), (), "features and answers of shifted images, for each run"),
+    "invariance": Kind(("RUN", "…"), ("images",), "features and answers of shifted images, for each run"),
     "receptive-field": Kind((), ("models", "size"), "how far one place sees after n blocks, by gradients"),
     "batch-norm": Kind(
         (), ("sizes", "steps", "seeds"), "LayerNorm and BatchNorm in a ViT by batch size (--sizes 2,8,64)"
@@ -35,10 +36,13 @@ def run_image_study(words: Sequence[str]) -> None:
     parser.add_argument("inputs", nargs="*", help="resolution: run and data; invariance: runs; else none.")
     parser.add_argument("--sizes", help="resolution: test sizes in pixels; batch-norm: batch sizes; with commas.")
     parser.add_argument("--models", help="receptive-field: models, with commas.")
-    parser.add_argument("--size", type=int, metavar="INT", help="receptive-field: input size (default: 64).")
-    parser.add_argument("--epochs", type=int, metavar="INT", help="resolution: epochs of fine-tuning (default: 2).")
-    parser.add_argument("--steps", type=int, metavar="INT", help="batch-norm: optimizer steps (default: 600).")
-    parser.add_argument("--seeds", type=int, metavar="INT", help="batch-norm: seeds (default: 3).")
+    parser.add_argument("--size", type=at_least_one, metavar="INT", help="receptive-field: input size (default: 64).")
+    parser.add_argument("--images", type=at_least_one, metavar="INT", help="invariance: test images (default: 64).")
+    parser.add_argument(
+        "--epochs", type=at_least_one, metavar="INT", help="resolution: epochs of fine-tuning (default: 2)."
+    )
+    parser.add_argument("--steps", type=at_least_one, metavar="INT", help="batch-norm: optimizer steps (default: 600).")
+    parser.add_argument("--seeds", type=at_least_one, metavar="INT", help="batch-norm: seeds (default: 3).")
     parser.add_argument("--out", metavar="PATH", help="Folder to write to.")
     given = parse(parser, words)
     name, inputs = given.pop("kind"), given.pop("inputs", [])
@@ -56,18 +60,23 @@ def run_image_study(words: Sequence[str]) -> None:
 
 def _run(name: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> Any:
     from regard.cli.making import require_path, whole_numbers
-    from regard.study import images
 
+    runs, data = (inputs[:1], inputs[1:]) if name == "resolution" else (inputs, [])
+    for run in runs:
+        require_path(run)
+    for path in data:
+        tasks.require_data(path)
     if "sizes" in given:
         given["sizes"] = whole_numbers("sizes", given["sizes"])
     if "models" in given:
         given["models"] = tuple(given["models"].split(","))
+        for model in given["models"]:
+            registry.find(model)
+    from regard.study import images
+
     if name == "resolution":
-        require_path(inputs[0])
         return images.resolution_study(inputs[0], inputs[1], quiet=quiet, **given)
     if name == "invariance":
-        for run in inputs:
-            require_path(run)
         return images.shift_study(inputs, quiet=quiet, **given)
     if name == "receptive-field":
         return images.receptive_field_study(quiet=quiet, **given)

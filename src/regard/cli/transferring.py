@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from regard import tasks
-from regard.cli.flags import Parser, add_settings, parse
+from regard import registry, tasks
+from regard.cli.flags import Parser, add_settings, at_least_one, parse
 from regard.errors import ConfigError
 
 KINDS = ("transfer-size", "transfer")
@@ -32,7 +33,7 @@ def _transfer_size(words: Sequence[str]) -> None:
     parser.add_argument(
         "--how", choices=("supervised", "masked"), help="Pre-train with labels, or by masking (ViT only)."
     )
-    parser.add_argument("--shots", type=int, metavar="INT", help="Images per class of the probe (default: 5).")
+    parser.add_argument("--shots", type=at_least_one, metavar="INT", help="Images per class of the probe (default: 5).")
     parser.add_argument(
         "--hold-classes", nargs="+", metavar="CLASS", help="Pre-train without these classes, and transfer to them."
     )
@@ -46,8 +47,9 @@ def _transfer_size(words: Sequence[str]) -> None:
             f"{len(data)} data sets are given", do="give the one to pre-train on and the one to transfer to"
         )
     from regard.cli.making import whole_numbers
-    from regard.study.transfer_curves import transfer_size
 
+    for path in data:
+        tasks.require_data(path)
     options: dict[str, Any] = given
     if "models" in options:
         options["models"] = _list(options["models"])
@@ -57,6 +59,8 @@ def _transfer_size(words: Sequence[str]) -> None:
         options["hold_classes"] = _list(options["hold_classes"])
     if "model" in options:
         raise ConfigError("this study compares models", do="give --models instead of --model")
+    from regard.study.transfer_curves import transfer_size
+
     _tell(transfer_size(*data, tune=tune, quiet=quiet, **options))
 
 
@@ -77,6 +81,11 @@ Table 2)."""
         raise ConfigError("no models are given", do="give --models with names, runs or files of weights")
     if "model" in given:
         raise ConfigError("this study compares models", do="give --models instead of --model")
+    for path in data:
+        tasks.require_data(path)
+    for model in models:
+        if not (Path(model).expanduser().exists() or Path(model).name != model or Path(model).suffix):
+            registry.find(model)
     from regard.study.transfer_table import transfer
 
     _tell(transfer(data, models, quiet=quiet, **given))
@@ -84,7 +93,9 @@ Table 2)."""
 
 def _add_common(parser: Parser) -> None:
     parser.add_argument("--models", nargs="+", help="Names of models; of `transfer` runs and files of weights too.")
-    parser.add_argument("--seeds", type=int, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3).")
+    parser.add_argument(
+        "--seeds", type=at_least_one, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3)."
+    )
 
 
 def _configs() -> list[Any]:

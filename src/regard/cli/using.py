@@ -6,16 +6,32 @@ import sys
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
-
-from tyro.conf import Positional
+from typing import Any, ClassVar
 
 from regard import tasks
 from regard.cli.flags import Parser, Switch, add_opening, add_options, checked_options, parse
-from regard.cli.making import Quiet, require_path
+from regard.cli.making import require_path
 from regard.console import Progress, columns, interval, shown
+from regard.drawing import require_ending
 from regard.errors import ConfigError, DataError, RegardError, refuse_failed
-from regard.tasks.image_options import check_probe_options
+from regard.setting_groups import Group, LandscapeOptions, setting
+from regard.tasks.image_options import InspectOptions, LoadOptions
+
+FORMATS = ("regard", "timm", "hf", "torchvision", "google", "dinov2", "microsoft", "detr")
+"""What `regard convert` writes."""
+
+
+@dataclass(frozen=True)
+class ConvertOptions(Group):
+    title: ClassVar[str] = "weights"
+    model: str | None = setting(
+        None, "Name of the model, where the file must hold it. Default: as the file's shapes say."
+    )
+    classes: int | None = setting(None, "Make a new head, of zeros, for so many classes.", least=1)
+    size: int | tuple[int, ...] | None = setting(
+        None, "Resample positions for inputs of this size: one number, or height and width."
+    )
+    heads: int | None = setting(None, "Attention heads, where neither the file nor the name says.", least=1)
 
 
 def _options(parser: Parser, kind: str) -> set[str]:
@@ -147,15 +163,11 @@ def run_explain(words: Sequence[str]) -> None:
         return _explain_folds(run, inputs, given, quiet)
     out = Path(given.pop("out", "explanation.png"))
     _, loading, options = _of_task(run, "ExplainOptions", given)
+    if not out.name.lower().endswith((".nii", ".nii.gz")):
+        require_ending(out)
     from regard import api
-    from regard.data.volumes import is_nifti
-    from regard.explain.draw import check_ending
 
-    if not is_nifti(out):
-        check_ending(out)
     predictor: Any = api.load(run, quiet=quiet, **loading)
-    if not hasattr(predictor, "explain_inputs"):
-        raise ConfigError("there is nothing to explain", where=run)
     predictor.explain_inputs(inputs, out, quiet=quiet, **options)
 
 
@@ -174,277 +186,194 @@ def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet:
     print(columns(*score_table(scores)), Path(folder) / "report.html", sep="\n")
 
 
-@dataclass
-class Compare:
+def run_compare(words: Sequence[str]) -> None:
     """Whether runs are better than a first one, by paired tests on the same samples."""
+    parser = Parser("compare", run_compare.__doc__, quiet=False)
+    about = "Runs, folders of --folds, or of `regard eval --out`; all others are compared with the first."
+    parser.add_argument("runs", nargs="+", help=about)
+    runs = parse(parser, words)["runs"]
+    if len(runs) < 2:
+        raise ConfigError("there is nothing to compare with", do="give two runs or more")
+    for run in runs:
+        require_path(run)
+    from regard import api
+    from regard.run.comparing import overview, predicted_by
 
-    runs: Positional[tuple[str, ...]]
-    """Runs, folders of --folds, or of `regard eval --out`; all others are compared with the first."""
-
-    def run(self) -> None:
-        for run in self.runs:
-            require_path(run)
-        from regard import api
-        from regard.run.comparing import overview, predicted_by
-
-        rows, verdicts = list[tuple[str, ...]](), list[str]()
-        compared = api.compare(*self.runs)
-        names = [name for name, made in next(iter(compared.values())).items()]
-        for name in predicted_by(self.runs[0])[1].load().overview(names):
-            self.print_overview(overview(self.runs, name), name)
-        for other, figures in compared.items():
-            entry = predicted_by(other)[1]
-            for name, made in figures.items():
-                decimals = entry.decimals(name)
-                form, difference = f"+.{decimals}f", made.difference
-                tests = ", ".join(f"{test} {p:.4f}" for test, p in made.tests.items())
-                limits = interval(difference._asdict(), form)
-                rows.append((other, name, f"{difference.value:{form}}", limits, tests))
-                verdicts.append(f"{other}, {name}: {made.verdict(decimals)}")
-        print(f"difference to {self.runs[0]}")
-        print(columns(("run", "figure", "difference", "95 % interval", "p"), rows))
-        print("", *verdicts, sep="\n")
-
-    @staticmethod
-    def print_overview(scored: Sequence[Any], name: str) -> None:
-        """Models × inputs, as the deck's Table 4."""
-        rows = list[tuple[str, ...]]()
-        for run, model, inputs, figure, folds in scored:
-            over = "–"
-            if folds:
-                mean, std, variance = (shown(folds[part]) for part in ("mean", "std", "variance"))
-                over = f"{mean} ± {std} (variance {variance})"
-            rows.append((run, model, inputs, f"{figure['value']:.4f}", interval(figure), over, f"{figure['n']:,}"))
-        print(columns(("run", "model", "input", name, "95 % interval", "over folds", "n"), rows), end="\n\n")
+    rows, verdicts = list[tuple[str, ...]](), list[str]()
+    compared = api.compare(*runs)
+    for name in predicted_by(runs[0])[1].load().overview(list(next(iter(compared.values())))):
+        _print_overview(overview(runs, name), name, f".{predicted_by(runs[0])[1].decimals(name)}f")
+    for other, figures in compared.items():
+        entry = predicted_by(other)[1]
+        for name, made in figures.items():
+            decimals = entry.decimals(name)
+            form, difference = f"+.{decimals}f", made.difference
+            tests = ", ".join(f"{test} {p:.4f}" for test, p in made.tests.items())
+            limits = interval(difference._asdict(), form)
+            rows.append((other, name, f"{difference.value:{form}}", limits, tests))
+            verdicts.append(f"{other}, {name}: {made.verdict(decimals)}")
+    print(f"difference to {runs[0]}")
+    print(columns(("run", "figure", "difference", "95 % interval", "p"), rows))
+    print("", *verdicts, sep="\n")
 
 
-@dataclass
-class Probe:
+def _print_overview(scored: Sequence[Any], name: str, form: str) -> None:
+    """Models × inputs, as the deck's Table 4."""
+    rows = list[tuple[str, ...]]()
+    for run, model, inputs, figure, folds in scored:
+        over = "–"
+        if folds:
+            mean, std, variance = (shown(folds[part], form) for part in ("mean", "std", "variance"))
+            over = f"{mean} ± {std} (variance {variance})"
+        value, limits = f"{figure['value']:{form}}", interval(figure, form)
+        rows.append((run, model, inputs, value, limits, over, f"{figure['n']:,}"))
+    print(columns(("run", "model", "input", name, "95 % interval", "over folds", "n"), rows), end="\n\n")
+
+
+def run_probe(words: Sequence[str]) -> None:
     """How good a network's features are, without training it: few-shot, linear and nearest-neighbour probes."""
-
-    run_folder: Positional[str]
-    """Run folder or weights file of any known format, with or without a head."""
-    data: Positional[str]
-    """Data with labels. What it calls train, val and test is kept; what it lacks is cut as `regard train` does."""
-    methods: str = "few_shot,linear,neighbours"
-    """Which probes, with commas."""
-    shots: str | None = None
-    """Training images per class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are."""
-    draws: int | None = None
-    """How often the shots are drawn. Default: 5."""
-    neighbours: int | None = None
-    """Nearest training images that vote. Default: 20."""
-    seed: int | None = None
-    """Decides which images are drawn. Default: 0."""
-    size: tuple[int, ...] | None = None
-    """Size of the network's input: one number, or height and width. Default: as the weights say."""
-    heads: int | None = None
-    """Attention heads, where the file does not say."""
-    image_column: str | None = None
-    """Column of the table that holds the paths."""
-    label_column: str | None = None
-    """Column of the table that holds the labels."""
-    label_pattern: str | None = None
-    """Labels from file names: a regular expression whose first group is the label."""
-    max_megapixels: float | None = None
-    """Largest image that is decoded, in millions of pixels."""
-    out: str | None = None
-    """Folder to make for probe.json, probe.csv and probe.svg."""
-    keep: str | None = None
-    """Folder to make for a run of this network with the linear probe as its head: predict, eval and explain take it."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        require_path(self.run_folder)
-        tasks.require_data(self.data)
-        try:
-            shots = None if self.shots is None else [int(word) for word in self.shots.split(",")]
-        except ValueError:
-            raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10") from None
-        methods = self.methods.split(",")
-        options = {"shots": shots, "draws": self.draws, "neighbours": self.neighbours, "seed": self.seed}
-        check_probe_options(methods, **options)
-        from regard import api
-
-        result = api.probe(
-            self.run_folder, self.data, methods=methods, **options, out=self.out, keep=self.keep,
-            quiet=self.quiet, **_fields(self.size, self.heads), **self._how(),
-        )  # fmt: skip
-        print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
-            (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
-             "" if row.deviation is None else f"± {row.deviation:.4f}",
-             "" if row.strength is None else f"{row.strength:g}")
-            for row in result.rows for f in (row.accuracy,)
-        ]))  # fmt: skip
-        if self.keep:
-            print(self.keep)
-
-    def _how(self) -> dict[str, Any]:
-        """How the data is read, as far as it is said."""
-        names = ("image_column", "label_column", "label_pattern", "max_megapixels")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-@dataclass
-class Inspect:
-    """Look into a network: filters, positions, attention distance (the ViT paper's Figure 7) and token norms."""
-
-    run_folder: Positional[str]
-    """Run folder or checkpoint file."""
-    inputs: Positional[tuple[str, ...]] = ()
-    """Files, folders or globs. Default: up to 32 test images of the run's own data, if it is still there."""
-    registers: int = 0
-    """Add this many test-time registers and show token norms before and after, where there are outliers."""
-    excite_class: tuple[str, ...] = ()
-    """Draw the input that most excites each of these classes."""
-    excite_head: tuple[tuple[int, int], ...] = ()
-    """The same for attention heads: pairs of layer and head, both from 0."""
-    excite_token: tuple[tuple[int, int], ...] = ()
-    """The same for patches: pairs of layer and patch, both from 0."""
-    size: tuple[int, ...] | None = None
-    """Input size in pixels: one number, or height and width. Default: as the weights say."""
-    heads: int | None = None
-    """Attention heads, where a weights file does not say."""
-    max_megapixels: float | None = None
-    """Largest image that is decoded, in millions of pixels. Default: 64, or as the run has it for its own."""
-    out: str = "inspect.png"
-    """Picture to write (.png, .svg or .pdf)."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        require_path(self.run_folder)
-        from regard.data import find_images
-        from regard.explain.draw import check_ending
-        from regard.explain.inspection import own_pictures
-
-        check_ending(Path(self.out))
-        most: dict[str, Any] = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
-        predictor = _images(self.run_folder, quiet=self.quiet, **most, **_fields(self.size, self.heads))
-        images = find_images(self.inputs) if self.inputs else []
-        if not self.inputs:
-            try:
-                images = own_pictures(self.run_folder, predictor.preparation, **most)
-            except RegardError as error:
-                print(f"only what needs no images is shown: {error.what}", file=sys.stderr)
-        inspection = predictor.inspect(images, registers=self.registers, quiet=self.quiet)
-        wanted: list[dict[str, Any]] = [{"target": name} for name in self.excite_class]
-        wanted += [{"layer": layer, "head": head} for layer, head in self.excite_head]
-        wanted += [{"layer": layer, "token": token} for layer, token in self.excite_token]
-        inspection = inspection.with_excited(*(predictor.visualise(quiet=self.quiet, **what) for what in wanted))
-        if self.registers and inspection.attends and inspection.registered is None:
-            print("there are no outlier tokens that registers could take", file=sys.stderr)
-        print(inspection.save(self.out))
-        print(inspection.describe())
-
-
-@dataclass
-class Landscape:
-    """Draw the training loss around a run's weights, in filter-normalised directions (Li et al. 2018)."""
-
-    run_folder: Positional[str]
-    """Run folder, with its checkpoints."""
-    directions: Literal[1, 2] = 2
-    """Random directions: 2 for a surface, 1 for a line."""
-    points: int = 17
-    """Points along each direction, an odd number."""
-    span: float = 1.0
-    """How far to go: 1 is as far as the weights themselves are long."""
-    samples: int = 256
-    """The loss is the mean over so many samples, in whole batches."""
-    split: Literal["train", "val"] = "train"
-    """Whose samples; they are augmented as in training."""
-    seed: int = 0
-    """Seed of the directions."""
-    data: str | None = None
-    """The run's data, if it has been moved."""
-    out: str | None = None
-    """Folder for landscape.png, .svg, .csv and .json. Default: landscape in the run folder."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
-    quiet: Quiet = False
-
-    def run(self) -> None:
-        require_path(self.run_folder)
-        from regard import api
-
-        surface = api.landscape(
-            self.run_folder, directions=self.directions, points=self.points, span=self.span, samples=self.samples,
-            split=self.split, seed=self.seed, data=self.data, out=self.out, device=self.device, quiet=self.quiet,
-        )  # fmt: skip
-        losses = surface.losses
-        print(f"loss {surface.centre:.4g} at the weights, {losses.min():.4g} to {losses.max():.4g} around them")
-        print(surface.folder / "landscape.png")
-
-
-@dataclass
-class Report:
-    """Draw a run's figures and report anew from its files."""
-
-    run_folder: Positional[str]
-    """Run folder."""
-
-    def run(self) -> None:
-        require_path(self.run_folder)
-        from regard import api
-        from regard.run.folds import is_folds
-        from regard.weights import Run
-
-        folder = Run(Path(self.run_folder)) if is_folds(self.run_folder) else Run.open(self.run_folder)
-        api.report(folder)
-        print(folder.path / "report.html")
-
-
-@dataclass
-class Convert:
-    """Write weights of any known format in another library's: its names, its shapes, its kind of file."""
-
-    file: Positional[str]
-    """Weights file (.safetensors, .npz, .pth, .pt, .bin, .ckpt), transformers folder, or run folder."""
-    out: Positional[str]
-    """What to write: .npz for google, a folder for hf, .safetensors for the others."""
-    to: Literal["regard", "timm", "hf", "torchvision", "google", "dinov2", "microsoft", "detr"]
-    """Format to write."""
-    model: str | None = None
-    """Name of the model, where the file must hold it. Default: as the file's shapes say."""
-    classes: int | None = None
-    """Make a new head, of zeros, for so many classes."""
-    size: tuple[int, ...] | None = None
-    """Resample positions for inputs of this size: one number, or height and width."""
-    heads: int | None = None
-    """Attention heads, where neither the file nor the name says."""
-
-    def run(self) -> None:
-        require_path(self.file)
-        from regard.weights import convert
-
-        fields = _fields(self.size, self.heads)
-        report, written = convert(self.file, self.out, self.to, self.model, self.classes, **fields)
-        print(*report.lines(), sep="\n")
-        print(f"{self.out}: {self.to} names, {'; '.join(written)}")
-
-
-@dataclass
-class Models:
-    """List the models."""
-
-    def run(self) -> None:
-        from regard.registry import MODELS
-
-        rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)) or "words", e.paper) for n, e in MODELS.items()]
-        print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))
-
-
-def _fields(size: tuple[int, ...] | None, heads: int | None) -> dict[str, Any]:
-    """Fields of the config that are given; one number is the size along every axis."""
-    fields = {"size": size[0] if size and len(size) == 1 else size, "heads": heads}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _images(run: str, **options: Any) -> Any:
-    """A predictor that can be inspected."""
+    parser = Parser("probe", run_probe.__doc__)
+    parser.add_argument("run", help="Run folder or weights file of any known format, with or without a head.")
+    help = "Data with labels. What it calls train, val and test is kept; what it lacks is cut as `regard train` does."
+    parser.add_argument("data", help=help)
+    probed = [entry for entry in tasks.TASKS if entry.probes]
+    groups = [entry.probes for entry in probed] + [entry.settings.LoadOptions for entry in probed]
+    there = add_options(parser, ((group.title, group) for group in groups))
+    add_opening(parser, (entry.config for entry in probed), there)
+    given = parse(parser, words)
+    run, data = given.pop("run"), given.pop("data")
+    require_path(run)
+    entry, _ = tasks.choose(data, {})
+    if not entry.probes:
+        raise ConfigError(f"probes need images with labels, and this data is for {entry.name}", where=data)
+    loading, rest = tasks.part_options(entry, given)
+    names = {field.name for field in fields(entry.probes)}
+    asked = checked_options(entry.probes, {name: rest.pop(name) for name in names & rest.keys()}, entry.name)
+    loading = checked_options(entry.settings.LoadOptions, loading, entry.name)
+    options = entry.probes(**asked).keywords()
     from regard import api
 
-    predictor: Any = api.load(run, **options)
+    result = api.probe(run, data, **options, **loading, **rest)
+    print(columns(("probe", "shots", "accuracy", "95 % interval", "n", "over draws", "strength"), [
+        (row.probe, row.shots or "all", f"{f.value:.4f}", f"{f.low:.4f} to {f.high:.4f}", f"{f.n:,}",
+         "" if row.deviation is None else f"± {row.deviation:.4f}",
+         "" if row.strength is None else f"{row.strength:g}")
+        for row in result.rows for f in (row.accuracy,)
+    ]))  # fmt: skip
+    if "keep" in asked:
+        print(asked["keep"])
+
+
+def run_inspect(words: Sequence[str]) -> None:
+    """Look into a network: filters, positions, attention distance (the ViT paper's Figure 7) and token norms."""
+    parser = Parser("inspect", run_inspect.__doc__)
+    parser.add_argument("run", help="Run folder or checkpoint file.")
+    help = "Files, folders or globs. Default: up to 32 test images of the run's own data, if it is still there."
+    parser.add_argument("inputs", nargs="*", help=help)
+    add_options(parser, [(group.title, group) for group in (InspectOptions, LoadOptions)])
+    for name, kind, help in (
+        ("class", str, "Draw the input that most excites each of these classes."),
+        ("head", int, "The same for attention heads: pairs of layer and head, both from 0."),
+        ("token", int, "The same for patches: pairs of layer and patch, both from 0."),
+    ):
+        parser.add_argument(f"--excite-{name}", nargs="+", type=kind, metavar=name.upper(), help=help)
+    given = parse(parser, words)
+    run, inputs, quiet = given.pop("run"), given.pop("inputs", []), given.pop("quiet", False)
+    excited: list[dict[str, Any]] = [{"target": name} for name in _several(given.pop("excite_class", ()))]
+    for name in ("head", "token"):
+        numbers = _several(given.pop(f"excite_{name}", ()))
+        if len(numbers) % 2:
+            what = f"--excite-{name} takes pairs of numbers, and {len(numbers)} are given"
+            raise ConfigError(what, do=f"give layer and {name}, both from 0")
+        excited += [{"layer": layer, name: n} for layer, n in zip(numbers[::2], numbers[1::2], strict=True)]
+    require_path(run)
+    loading = {field.name: given.pop(field.name) for field in fields(LoadOptions) if field.name in given}
+    loading = checked_options(LoadOptions, loading, "inspect")
+    options = InspectOptions(**checked_options(InspectOptions, given, "inspect"))
+    require_ending(Path(options.out))
+    from regard import api
+    from regard.data import find_images
+    from regard.explain.inspection import own_pictures
+
+    predictor: Any = api.load(run, quiet=quiet, **loading)
     if not hasattr(predictor, "inspect"):
-        raise ConfigError("`regard inspect` is for networks that take images", where=run)
-    return predictor
+        predicts = predictor.model.config.predicts
+        raise ConfigError(f"`regard inspect` is not for networks that predict {predicts}", where=run)
+    images = find_images(inputs) if inputs else []
+    if not inputs:
+        try:
+            most = {name: value for name, value in loading.items() if name == "max_megapixels"}
+            images = own_pictures(run, predictor.preparation, **most)
+        except RegardError as error:
+            print(f"only what needs no images is shown: {error.what}", file=sys.stderr)
+    inspection = predictor.inspect(images, registers=options.registers, quiet=quiet)
+    inspection = inspection.with_excited(*(predictor.visualise(quiet=quiet, **what) for what in excited))
+    if options.registers and inspection.attends and inspection.registered is None:
+        print("there are no outlier tokens that registers could take", file=sys.stderr)
+    print(inspection.save(options.out))
+    print(inspection.describe())
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    """The values of a flag, of which `parse` gives a single one by itself."""
+    return values if isinstance(values, tuple) else (values,)
+
+
+def run_landscape(words: Sequence[str]) -> None:
+    """Draw the training loss around a run's weights, in filter-normalised directions (Li et al. 2018)."""
+    parser = Parser("landscape", run_landscape.__doc__)
+    parser.add_argument("run", help="Run folder, with its checkpoints.")
+    add_options(parser, [(LandscapeOptions.title, LandscapeOptions)])
+    given = parse(parser, words)
+    run, quiet = given.pop("run"), given.pop("quiet", False)
+    options = checked_options(LandscapeOptions, given, "landscape")
+    require_path(run)
+    from regard import api
+
+    surface = api.landscape(run, quiet=quiet, **options)
+    losses = surface.losses
+    print(f"loss {surface.centre:.4g} at the weights, {losses.min():.4g} to {losses.max():.4g} around them")
+    print(surface.folder / "landscape.png")
+
+
+def run_report(words: Sequence[str]) -> None:
+    """Draw a run's figures and report anew from its files."""
+    parser = Parser("report", run_report.__doc__, quiet=False)
+    parser.add_argument("run", help="Run folder.")
+    run = parse(parser, words)["run"]
+    require_path(run)
+    from regard import api
+    from regard.run.folds import is_folds
+    from regard.weights import Run
+
+    folder = Run(Path(run)) if is_folds(run) else Run.open(run)
+    api.report(folder)
+    print(folder.path / "report.html")
+
+
+def run_convert(words: Sequence[str]) -> None:
+    """Write weights of any known format in another library's: its names, its shapes, its kind of file."""
+    parser = Parser("convert", run_convert.__doc__, quiet=False)
+    help = "Weights file (.safetensors, .npz, .pth, .pt, .bin, .ckpt), transformers folder, or run folder."
+    parser.add_argument("file", help=help)
+    parser.add_argument("out", help="What to write: .npz for google, a folder for hf, .safetensors for the others.")
+    parser.add_argument("--to", choices=FORMATS, required=True, help="Format to write.")
+    add_options(parser, [(ConvertOptions.title, ConvertOptions)])
+    given = parse(parser, words)
+    file, out, to = given.pop("file"), given.pop("out"), given.pop("to")
+    options = checked_options(ConvertOptions, given, "convert")
+    require_path(file)
+    from regard.weights import convert
+
+    report, written = convert(file, out, to, options.pop("model", None), options.pop("classes", None), **options)
+    print(*report.lines(), sep="\n")
+    print(f"{out}: {to} names, {'; '.join(written)}")
+
+
+def run_models(words: Sequence[str]) -> None:
+    """List the models."""
+    parse(Parser("models", run_models.__doc__, quiet=False), words)
+    from regard.registry import MODELS
+
+    rows = [(n, f"{e.parameters:,}", "×".join(map(str, e.size)) or "words", e.paper) for n, e in MODELS.items()]
+    print(columns(("name", "parameters (1000 classes, 37,000 words)", "input", "from"), rows))

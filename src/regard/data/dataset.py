@@ -47,6 +47,11 @@ class Dataset(Protocol):
         ...
 
     @property
+    def reading(self) -> dict[str, Any]:
+        """The settings that it was read by; empty where it was not read for a run."""
+        ...
+
+    @property
     def name(self) -> str: ...
 
     @property

@@ -58,6 +58,8 @@ class ImageDataset:
     """The path or name that the user gave."""
     shapes: list[tuple[int, ...] | None] = field(default_factory=list, repr=False)
     """The size of each sample, if it could be read."""
+    reading: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The settings that it was read by."""
 
     samples_word: ClassVar[str] = "images"
     whole_tests: ClassVar[bool] = False

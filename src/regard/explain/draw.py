@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from regard.drawing import BAD, DPI, GOOD, ORANGE, SOFT, canvas, colour_bar, flat, no_ticks, show, style
-from regard.errors import ConfigError
+from regard.drawing import BAD, DPI, GOOD, ORANGE, SOFT, canvas, colour_bar, flat, no_ticks, require_ending, show, style
 from regard.geometry import Frame
 from regard.weights import write_aside
 
@@ -20,18 +19,12 @@ if TYPE_CHECKING:
     from regard.explain.explanation import Explanation
 
 ROWS = 12
-ENDINGS = (".png", ".svg", ".pdf")
 WIDTH, PANEL, LINE = 11.0, 3.3, 0.18
 """Inches: of a figure, of one of its panels, and from one line of text to the next."""
 LETTERS = 130
 """Letters of a line."""
 COVER = 0.6
 """How much of a blended pixel is the map's colour."""
-
-
-def check_ending(path: Path) -> None:
-    if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"pictures are not written as {path.suffix or 'nothing'}", do=f"end in {', '.join(ENDINGS)}")
 
 
 def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
@@ -44,7 +37,7 @@ def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
 @style()
 def draw(explanations: Sequence[Explanation], path: Path) -> Path:
     """One row per explanation: what it is of and its verdict; the picture, the map blended into it, the map."""
-    check_ending(path)
+    require_ending(path)
     rows = [(item, _panels(item), _header(item)) for item in explanations]
     heights = [(LINE * len(header) + 0.1, _height(panels) + 0.35) for _, panels, header in rows]
     figure = canvas(WIDTH, sum(map(sum, heights)), background="white")

@@ -12,9 +12,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.drawing import BAD, COLOURS, SOFT, canvas, colour_bar, missing_letters, no_ticks, shorten, style
+from regard.drawing import (
+    BAD,
+    COLOURS,
+    SOFT,
+    canvas,
+    colour_bar,
+    missing_letters,
+    no_ticks,
+    require_ending,
+    shorten,
+    style,
+)
 from regard.errors import ConfigError, did_you_mean
-from regard.explain.draw import check_ending, save
+from regard.explain.draw import save
 from regard.explain.word_attention import WordAttention, WordMatrix
 
 HEADS = (*COLOURS, "#000000")
@@ -60,7 +71,7 @@ def draw_words(
     `form` is "lines", "matrix", "both", or "heads": a small matrix for each layer and head. With `words=False` tokens
     stand by themselves.
     """
-    check_ending(path)
+    require_ending(path)
     if form not in FORMS:
         raise ConfigError(f"attention is not drawn as {form!r}", do=did_you_mean(form, FORMS))
     attention.sides(kind)

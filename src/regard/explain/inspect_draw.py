@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from regard.drawing import BLUE, GREY, ORANGE, canvas, colour_bar, dress, flat, no_ticks, show, style
-from regard.explain.draw import check_ending, save
+from regard.drawing import BLUE, GREY, ORANGE, canvas, colour_bar, dress, flat, no_ticks, require_ending, show, style
+from regard.explain.draw import save
 
 if TYPE_CHECKING:
     from regard.explain.inspect import Filters, TokenNorms
@@ -27,7 +27,7 @@ WIDTH, HEIGHT = 12.0, 3.7
 @style()
 def draw_inspection(inspection: Inspection, path: Path) -> Path:
     """Figure 7 in the first row; norms, norms with registers and excited pictures below, where there are any."""
-    check_ending(path)
+    require_ending(path)
     heights = [HEIGHT] * (1 + (inspection.norms is not None) + (inspection.registered is not None))
     heights += [_excited_height(inspection.excited)] if inspection.excited else []
     figure = canvas(WIDTH, sum(heights), background="white")
@@ -51,7 +51,7 @@ def draw_inspection(inspection: Inspection, path: Path) -> Path:
 @style()
 def draw_excited(excited: Sequence[Visualisation], path: Path) -> Path:
     """Feature visualisations alone."""
-    check_ending(path)
+    require_ending(path)
     figure = canvas(0.6 + 2.5 * min(len(excited), COLUMNS), _excited_height(excited), background="white")
     _excited(figure, excited)
     return save(figure, path)

@@ -59,7 +59,8 @@ def _compare(*paths: str | Path) -> dict[str, Comparison]:
             do = "`regard resume` finishes it; of several folds, the command that began them"
             raise RunError("the run is not finished", where=run.path, do=do)
     rows = [run.read_rows("predictions.csv") for run in (first, second)]
-    names = [[_identity(row) for row in own] for own in rows]
+    task = entries[0].load()
+    names = [[tuple(row[name] for name in task.identity if name in row) for row in own] for own in rows]
     if names[0] != names[1] and sorted(names[0]) == sorted(names[1]) and len(set(names[0])) == len(names[0]):
         place = {name: number for number, name in enumerate(names[1])}  # other folds: the same samples in another order
         rows[1] = [rows[1][place[name]] for name in names[0]]
@@ -68,12 +69,7 @@ def _compare(*paths: str | Path) -> dict[str, Comparison]:
         what = f"the runs were not tested on the same samples{sizes}"
         do = "`regard eval RUN DATA --out FOLDER` of each on the same data, then compare these folders"
         raise ConfigError(what, where=second.path, do=do)
-    return entries[0].load().compare(rows[0], rows[1], first.read_json("data.json"))
-
-
-def _identity(row: dict[str, str]) -> tuple[str, ...]:
-    """What two rows of one sample have in common, whatever was predicted."""
-    return tuple(row[name] for name in ("name", "label", "source", "reference") if name in row)
+    return task.compare(rows[0], rows[1], first.read_json("data.json"))
 
 
 class Scored(NamedTuple):
@@ -91,7 +87,7 @@ def overview(paths: tuple[str, ...], name: str) -> list[Scored]:
     """The figure called `name` of each run that has it."""
     rows = []
     for path in paths:
-        folder, _ = predicted_by(path)
+        folder, entry = predicted_by(path)
         if is_folds(path):
             summary, about = folder.read_json("summary.json"), Run(folder.path / "fold1").read_config()
         elif (folder.path / EVALUATION).is_file():
@@ -102,7 +98,7 @@ def overview(paths: tuple[str, ...], name: str) -> list[Scored]:
             continue
         model = about.settings["model"]["model"]["value"] if about else str(summary["run"])
         plan = folder.read_json("data.json").get("volumes", {}).get("plan", {})
-        inputs = "+".join(plan.get("scans", ())) or "image"
+        inputs = "+".join(plan.get("scans", ())) or entry.config.takes
         rows.append(
             Scored(str(path), str(model), inputs, summary["figures"][name], summary.get("per_fold", {}).get(name))
         )

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from regard.config import fit_value
 from regard.console import Progress
 from regard.data.batch import Batch
 from regard.data.dataset import Dataset
-from regard.errors import ConfigError, RunError, did_you_mean
+from regard.errors import ConfigError, RunError
 from regard.evaluation.landscape import Landscape, fill, filter_normalised, grid
 from regard.report.landscape_figure import draw_landscape
 from regard.run.runner import open_dataset, prepare, read_config, require_fitting, stored_splits
 from regard.run.settle import pick_device
+from regard.setting_groups import LandscapeOptions
 from regard.task import Job, Task
 from regard.training import ALONE, State, Stop, load_state
 from regard.weights import Run, write_text
@@ -51,7 +53,8 @@ def landscape(
     device: str = "auto", dataset: Dataset | None = None, quiet: bool = False,
 ) -> Surface:  # fmt: skip
     """The loss around a run's last weights, written to `out`, RUN/landscape by default. The same call resumes."""
-    _require(points, span, directions, samples, split)
+    LandscapeOptions(directions=directions, points=points, span=span, samples=samples, seed=seed)
+    fit_value(split, Literal["train", "val"], "split", None)
     opened, progress = Run.open(run), Progress(quiet)
     task, state = _task(opened, data, dataset, device, progress)
     batches = _batches(task, split, samples)
@@ -104,19 +107,6 @@ def _raster(steps: np.ndarray, directions: int) -> list[tuple[float, ...]]:
     """All places, the first direction fastest."""
     line = [float(n) for n in steps]
     return [(a,) for a in line] if directions == 1 else [(a, b) for b in line for a in line]
-
-
-def _require(points: int, span: float, directions: int, samples: int, split: str) -> None:
-    if points < 3 or points % 2 == 0:
-        raise ConfigError(f"{points} points along an axis do not fit", do="give --points an odd number from 3 on")
-    if not 0 < span < float("inf"):
-        raise ConfigError(f"span={span} does not fit", do="give --span a positive number, such as 1")
-    if directions not in (1, 2):
-        raise ConfigError(f"{directions} directions cannot be drawn", do="give --directions 1 or 2")
-    if samples < 1:
-        raise ConfigError(f"{samples} samples do not fit", do="give --samples 1 or more")
-    if split not in ("train", "val"):
-        raise ConfigError(f"there is no landscape on {split!r}", do=did_you_mean(split, ("train", "val")))
 
 
 def _task(

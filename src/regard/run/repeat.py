@@ -13,7 +13,7 @@ from regard import tasks
 from regard.console import Progress, columns, shown
 from regard.errors import ConfigError, RunError
 from regard.run.compute import add_costs
-from regard.run.runner import plain_settings, start
+from regard.run.runner import open_dataset, plain_settings, start
 from regard.run.settle import check_settings
 from regard.weights import Run, to_json
 
@@ -42,7 +42,7 @@ def repeat(
             progress.say(f"seed {seed}: finished before, in {run.path}")
         else:
             progress.say(f"seed {seed}: run folder {run.path}")
-            dataset = dataset or entry.load().open(data, asked, progress)
+            dataset = open_dataset(entry.load(), data, asked, dataset, progress)
             own = settings | {"seed": seed, "out": str(run.path)}
             run = start("train", data, own, dataset=dataset, quiet=quiet, command=command, resume=True)
         runs.append(run)

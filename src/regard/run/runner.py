@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def start(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
-    given: Sequence[str | None] | None = None,
+    given: list[str | None] | None = None,
 ) -> Run:
     """A run from its settings to its report; `given` are splits in place of the data's own."""
     settings = plain_settings(settings)
@@ -76,13 +76,13 @@ def start(
         dataset.require_usable(asked.data.unreadable)
         refuse_unused_cut(settings, given or dataset.given_splits(), data)
         weights = task_class.start(asked, settings.get("model"), dataset)
-        config, origins, why_these = settle(entry, task_class, dataset, settings, weights)
+        config, origins, why_these = settle(entry, task_class, dataset, settings, weights, given)
         if why_these:
             progress.say(f"defaults {why_these}")
         if world.size == 1 and config.flat().get("shard"):
             progress.say("warning: shard has no effect on one process")
         config = config.change({"out": world.agree(config.general.out or "")})
-        splits, note = task_class.split(dataset, config, None if given is None else list(given))
+        splits, note = task_class.split(dataset, config, given)
         if given is not None:
             note = f"train and test as given; {note.partition('; ')[2]}"
         progress.say(f"splits: {note}")
@@ -167,11 +167,18 @@ def open_dataset(
     task: type[Task], data: str | Path, config: RunConfig, dataset: Dataset | None, progress: Progress
 ) -> Dataset:
     """The data as it was read before, or read now."""
+    values = config.flat()
+    reading = {name: values[name] for name in config.opening()}
     if dataset is None:
         dataset = task.open(data, config, progress)
+        dataset.reading.update(reading)
     elif dataset.path != str(data):
         what = "dataset is not what `regard.check` has read from this data"
         raise ConfigError(what, where=data, do="leave it out")
+    for name in reading.keys() & dataset.reading.keys():
+        if dataset.reading[name] != reading[name]:
+            what = f"dataset was read with {name}={dataset.reading[name]}, and {name}={reading[name]} is asked for"
+            raise ConfigError(what, where=data, do="give `regard.check` the same settings, or leave dataset out")
     return dataset
 
 

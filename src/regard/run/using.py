@@ -14,7 +14,7 @@ from regard.data.dataset import UNUSED, Dataset
 from regard.errors import ConfigError, DataError, RunError, counted
 from regard.run.comparing import EVALUATION
 from regard.run.folds import FOLDS, is_folds
-from regard.run.runner import plain_settings
+from regard.run.runner import open_dataset, plain_settings
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
 from regard.tasks import Entry, part_options
@@ -25,7 +25,7 @@ def check(data: str | Path, progress: Progress, command: str = "train", **settin
     """Read every sample once; `settings` as for training say what the data is, where its files do not."""
     settings = plain_settings(settings)
     entry, _ = tasks.choose(data, settings, command)
-    dataset = entry.load().open(data, check_settings(entry, settings), progress)
+    dataset = open_dataset(entry.load(), data, check_settings(entry, settings), None, progress)
     progress.say(f"{data}: {dataset.summary()}")
     return dataset
 

@@ -52,6 +52,11 @@ class Entry:
         """What the task adds to the help of a command, from its `HELP`: on the `run`, the `inputs`, or the `target`."""
         return getattr(self.settings, "HELP", {}).get(about, "")
 
+    @property
+    def probes(self) -> Any:
+        """The options of probes of features on its data; None if there are none."""
+        return getattr(self.settings, "ProbeOptions", None)
+
     def load(self) -> type[Task]:
         return import_module(f"regard.tasks.{self.name}.task").Task
 
@@ -70,6 +75,8 @@ TASKS = (
 
 DATA_NAMES = {"digits": "image", "dates": "text"}
 """Data that comes with the package, and what it holds."""
+DEMOS = {"digits": "digits", "translate": "dates", "scenes": None, "brain": None}
+"""The data of each demo; that of scenes and brain is made and written first."""
 
 
 def find(name: str) -> Entry:
@@ -99,7 +106,8 @@ def choose(data: str | Path, settings: Mapping[str, Any], command: str = "train"
         others = [other.name for other in TASKS if name in other.config.names()]
         if others:
             what = f"{entry.name} has no setting {name!r}"
-            raise ConfigError(what, where=data, do=f"{' and '.join(others)} has it; this data is taken for {why}")
+            has = "has" if len(others) == 1 else "have"
+            raise ConfigError(what, where=data, do=f"{' and '.join(others)} {has} it; this data is read as {why}")
     held = DATA_NAMES.get(str(data))
     if held and held != entry.config.takes:
         what = f"{data} holds {held}s, and {entry.name} ({why}) takes {entry.config.takes}s"

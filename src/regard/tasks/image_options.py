@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -27,15 +26,53 @@ class LoadOptions(Group):
         return {name: value for name, value in given.items() if value is not None}
 
 
+OWN_OPTIONS = {
+    "integrated_gradients": ("steps",), "attention": ("layer", "head"), "rollout": ("identity",),
+    "occlusion": ("window",),
+}  # fmt: skip
+"""The options of each method that has some."""
+
+
 @dataclass(frozen=True)
-class ImageExplainOptions(Group):
-    title: ClassVar[str] = "images"
-    method: str = setting(
-        "integrated_gradients",
-        "integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion.",
+class MethodOptions(Group):
+    """A method of explanation and the options of each."""
+
+    method: (
+        Literal["integrated_gradients", "attention", "rollout", "gradient_rollout", "chefer", "grad_cam", "occlusion"]
+        | None
+    ) = setting(None, "How the map is made. Default: integrated_gradients.")
+    checks: Literal["all", "none"] | None = setting(
+        None, "all: scores of the map; none: the map alone. Default: all, which takes most of the time."
     )
-    checks: Literal["all", "none"] = setting("all", "none: the map alone, without its scores (most of the time).")
     target: str | None = setting(None, "Class or column to explain. Default: the predicted one.")
+    layer: int | None = setting(None, "attention: which layer, from 0; -1 is the last. Default: the last.")
+    head: int | None = setting(None, "attention: which head. Default: the mean over heads.")
+    identity: bool | None = setting(
+        None, "rollout: count residual connections (Abnar & Zuidema; the default); --no-identity: ViT, D.8."
+    )
+    steps: int | None = setting(
+        None,
+        "integrated_gradients: points on the path. Default: 32, doubled up to 256 until they add up to 1 %.",
+        least=1,
+    )
+    window: int | None = setting(None, "occlusion: tokens covered at a time along each axis. Default: 1.", least=1)
+
+    @property
+    def explains_with(self) -> str:
+        return self.method or "integrated_gradients"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for method, names in OWN_OPTIONS.items():
+            for name in names:
+                if getattr(self, name) is not None and method != self.explains_with:
+                    what = f"--{name} is for the method {method}, and {self.explains_with} is asked for"
+                    raise ConfigError(what, do=f"leave --{name} out, or give --method {method}")
+
+
+@dataclass(frozen=True)
+class ImageExplainOptions(MethodOptions):
+    title: ClassVar[str] = "images"
     mask: str | None = setting(
         None,
         "Picture (of scans: NIfTI) as large as the input, not zero where the cause is known to lie; or a column of "
@@ -44,15 +81,6 @@ class ImageExplainOptions(Group):
     box: tuple[int, ...] | None = setting(
         None, "The same as a box in pixels: top, left, bottom, right. Of a detector: number of its box, from 0."
     )
-    layer: int | None = setting(None, "attention: which layer, from 0; -1 is the last.")
-    head: int | None = setting(None, "attention: which head. Default: the mean over heads.")
-    identity: bool = setting(True, "rollout: count residual connections (Abnar & Zuidema); --no-identity: ViT, D.8.")
-    steps: int | None = setting(
-        None,
-        "integrated_gradients: points on the path. Default: 32, doubled up to 256 until they add up to 1 %.",
-        least=1,
-    )
-    window: int | None = setting(None, "occlusion: tokens covered at a time along each axis. Default: 1.", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,13 +90,10 @@ class ImageExplainOptions(Group):
             raise ConfigError(f"--box has {len(self.box)} numbers", do="give top, left, bottom, right")
 
 
-PROBES = {"shots": "few_shot", "draws": "few_shot", "seed": "few_shot", "neighbours": "neighbours"}
-"""The probe that each option of `regard probe` is for."""
-
-
-def check_probe_options(methods: Collection[str], **given: Any) -> None:
-    """Refuse options of probes that are not asked for; None is an option that is not given."""
-    for name, value in given.items():
-        if value is not None and PROBES[name] not in methods:
-            what = f"--{name} is for the probe {PROBES[name]}, and --methods names {', '.join(methods)}"
-            raise ConfigError(what, do=f"leave --{name} out, or add {PROBES[name]} to --methods")
+@dataclass(frozen=True)
+class InspectOptions(Group):
+    title: ClassVar[str] = "inspection"
+    registers: int = setting(
+        0, "Add this many test-time registers and show token norms before and after, where there are outliers.", least=0
+    )
+    out: str = setting("inspect.png", "Picture to write (.png, .svg or .pdf).")

@@ -132,8 +132,8 @@ def identify(path: str | Path) -> tuple[str, str]:
 
 def _require_predicts(model: str, config: NetworkConfig, wanted: str | None, where: Path) -> None:
     if wanted and config.predicts != wanted:
-        what = f"the weights are of a network for {config.inputs} ({model}) that predicts {config.predicts}"
-        raise RunError(f"{what}, and one that predicts {wanted} is needed", where=where, do=_USES[config.predicts])
+        what = f"{model} takes {config.inputs}s and predicts {config.predicts}; here a network must predict {wanted}"
+        raise RunError(what, where=where, do=_USES[config.predicts])
 
 
 def _is_marian(settings: Any) -> bool:

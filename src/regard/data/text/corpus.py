@@ -52,6 +52,8 @@ class TextDataset:
 
     path: str = ""
     """As it was given, if a task opened it."""
+    reading: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The settings that it was read by."""
     samples_word: ClassVar[str] = "pairs"
     whole_tests: ClassVar[bool] = True
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.source import SPLITS, UNLABELLED, Sample, Source, split_names
-from regard.data.tables import TableRow, natural, read_table, refuse_rows
+from regard.data.tables import TableRow, is_missing, natural, read_table, refuse_rows
 from regard.data.volumes.cache import Cache, cache_folder
 from regard.data.volumes.dicom import has_dicom
 from regard.data.volumes.preparing import Subject
@@ -115,8 +115,8 @@ def subjects_source(
         raise NoLabelError("the table has no column for the label", where=path, do=do)
     if not rows:
         raise DataError("the table has no rows", where=path)
-    unlabelled = [row for row in rows if labels and not row.roles["label"]]
-    rows = [row for row in rows if not labels or row.roles["label"]]
+    unlabelled = [row for row in rows if labels and is_missing(row.roles["label"])]
+    rows = [row for row in rows if not labels or not is_missing(row.roles["label"])]
     if not rows:
         raise DataError(f"no row has a label in {columns['label']!r}", where=path)
     splits = split_names({row.roles["split"] for row in rows})

@@ -15,16 +15,15 @@ from regard.config import make
 from regard.console import Progress
 from regard.data import ImageDataset, Images, Loader
 from regard.data.splits import split
-from regard.errors import ConfigError, DataError
-from regard.evaluation import Parts, Probe, check_probes, features_of, run_probes
-from regard.evaluation.probe import DRAWS, METHODS, NEIGHBOURS
+from regard.errors import DataError
+from regard.evaluation import Parts, Probe, check_amounts, features_of, run_probes
+from regard.evaluation.probe import DRAWS, NEIGHBOURS
 from regard.report import figures
 from regard.setting_groups import Data, LabelData
 from regard.settings import Origin
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier
-from regard.tasks.classification.settings import Config
-from regard.tasks.image_options import check_probe_options
+from regard.tasks.classification.settings import PROBES, Config, check_probes
 from regard.tasks.images import read_images
 from regard.tasks.small_data import fitting_size
 from regard.weights import Checkpoint, Run, find_run, open_weights, save_checkpoint, seen_samples, write_text
@@ -34,7 +33,7 @@ def probe(
     run: str | Path,
     data: str | Path,
     *,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = PROBES,
     shots: Sequence[int] | None = None,
     draws: int | None = None,
     neighbours: int | None = None,
@@ -53,7 +52,7 @@ def probe(
     (positions are resampled) or `heads`. `out` is a new folder for probe.json, probe.csv and probe.svg; `keep` one for
     a run: the network with the linear probe as its head.
     """
-    check_probe_options(methods, shots=shots, draws=draws, seed=seed, neighbours=neighbours)
+    check_probes(methods, shots=shots, draws=draws, seed=seed, neighbours=neighbours, keep=keep)
     seed = seed or 0
     draws = DRAWS if draws is None else draws
     neighbours = NEIGHBOURS if neighbours is None else neighbours
@@ -61,8 +60,6 @@ def probe(
     for path in (out, keep):
         if path is not None:
             Run.require_new(Path(path))
-    if keep is not None and "linear" not in methods:
-        raise ConfigError("only the linear probe can be kept as a head", do="leave --keep out, or probe with linear")
     folder = find_run(run)
     how = {name: fields.pop(name) for name in Config.opening().keys() & fields.keys()}
     checkpoint, report = open_weights(run, predicts="classes", **fields)
@@ -81,7 +78,7 @@ def probe(
     progress.say(f"input {predictor.preparation.size}")
     classes, samples, preparation = dataset.source.classes, dataset.source.samples, predictor.preparation
     index, note = probe_parts(dataset, run, progress)
-    check_probes(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
+    check_amounts(methods, shots, draws, neighbours, [samples[i].label for i in index["train"]], classes, data)
     loader = Loader(Images(dataset, preparation.size, preparation.channels), list(chain(*index.values())), batch_size)
     with progress.bar("features", len(loader)) as tick:
         parts = Parts.of(*features_of(predictor.model, loader, preparation, predictor.device, tick), index)

@@ -5,12 +5,12 @@ A recipe is a function; its docstring says the command, the cost and the score t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, did_you_mean
 from regard.setting_groups import Augment, Group, LabelData, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
@@ -82,6 +82,11 @@ class EvalOptions(Group):
         "Also under noise, blur, occlusion, shift, contrast, brightness, pixelation and JPEG: 40 times the work.",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.corruptions and self.mirror:
+            raise ConfigError("corruptions are measured without mirror images", do="leave --mirror out")
+
 
 @dataclass(frozen=True)
 class PredictOptions(Group):
@@ -91,7 +96,57 @@ class PredictOptions(Group):
 
 ExplainOptions = ImageExplainOptions
 
-__all__ = ["RECIPES", "Config", "EvalOptions", "ExplainOptions", "LoadOptions", "PredictOptions", "recognise"]
+PROBES = ("few_shot", "linear", "neighbours")
+NEEDED = {"shots": "few_shot", "draws": "few_shot", "seed": "few_shot", "neighbours": "neighbours", "keep": "linear"}
+"""The probe that each option of `regard probe` is for."""
+
+
+def check_probes(methods: Collection[str], **given: Any) -> None:
+    """Refuse probes that there are not, and options of those that are not asked for; None is one that is not given."""
+    for method in methods:
+        if method not in PROBES:
+            raise ConfigError(f"there is no probe {method!r}", do=did_you_mean(method, PROBES))
+    if not methods:
+        raise ConfigError("no probe is asked for", do=f"choose from {', '.join(PROBES)}")
+    for name, value in given.items():
+        if value is not None and NEEDED[name] not in methods:
+            what = f"--{name} is for the probe {NEEDED[name]}, and --methods names {', '.join(methods)}"
+            raise ConfigError(what, do=f"leave --{name} out, or add {NEEDED[name]} to --methods")
+
+
+@dataclass(frozen=True)
+class ProbeOptions(Group):
+    title: ClassVar[str] = "probes"
+    methods: str = setting(",".join(PROBES), "Which probes, with commas.")
+    shots: str | None = setting(
+        None,
+        "Training images per class, with commas: 1,5,10. Default: as many of 1,5,10,25,50,100 as there are.",
+    )
+    draws: int | None = setting(None, "How often the shots are drawn. Default: 5.", least=1)
+    neighbours: int | None = setting(None, "Nearest training images that vote. Default: 20.", least=1)
+    seed: int | None = setting(None, "Decides which images are drawn. Default: 0.", least=0)
+    out: str | None = setting(None, "Folder to make for probe.json, probe.csv and probe.svg.")
+    keep: str | None = setting(
+        None,
+        "Folder to make for a run of this network with the linear probe as its head: predict, eval and explain take "
+        "it.",
+    )
+
+    def keywords(self) -> dict[str, Any]:
+        """Those of `regard.probe`."""
+        methods = [name for name in self.methods.split(",") if name]
+        shots = None if self.shots is None else self.shots.split(",")
+        if not all(number.isdecimal() for number in shots or ()):
+            raise ConfigError(f"--shots {self.shots} are not numbers", do="give some with commas: 1,5,10")
+        given: dict[str, Any] = {"shots": shots and [int(number) for number in shots]}
+        given |= {"draws": self.draws, "neighbours": self.neighbours, "seed": self.seed, "keep": self.keep}
+        check_probes(methods, **given)
+        return {"methods": methods, "out": self.out, **given}
+
+
+__all__ = [
+    "RECIPES", "Config", "EvalOptions", "ExplainOptions", "LoadOptions", "PredictOptions", "ProbeOptions", "recognise",
+]  # fmt: skip
 
 
 def recognise(data: Path, asked: Mapping[str, Any]) -> str | None:

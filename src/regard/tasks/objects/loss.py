@@ -164,7 +164,8 @@ class SetLoss:
             share = self.no_object * counted + (1 - self.no_object) * per_image * each
             by_class = (error * weight).sum((1, 2)) / (images * share)
         else:
-            hit = F.one_hot(own.clamp_min(0), logits.shape[-1]) * matched[..., None]
+            numbers = torch.arange(logits.shape[-1], device=logits.device)
+            hit = (own[..., None] == numbers) & matched[..., None]
             error = self._sigmoid_error(logits, hit.float(), iou.detach()[..., None])
             by_class = (error.sum(-1) * weight).sum((1, 2)) / count
         return by_class, l1, torch.where(matched, 1 - giou, 0.0).sum((1, 2)) / count

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from regard.errors import ConfigError
 from regard.setting_groups import Group, setting
+from regard.tasks.image_options import MethodOptions
 
 
 @dataclass(frozen=True)
@@ -55,35 +56,21 @@ class BoxPredictOptions(Group):
 
 
 @dataclass(frozen=True)
-class BoxExplainOptions(Group):
+class BoxExplainOptions(MethodOptions):
     title: ClassVar[str] = "boxes"
     box: int | None = setting(None, "Number of the box to explain, the surest being 0, as predict lists them.", least=0)
-    method: str | None = setting(
-        None,
-        "integrated_gradients, attention, rollout, gradient_rollout, chefer, grad_cam or occlusion. "
-        "Default: integrated_gradients.",
-    )
-    checks: Literal["all", "none"] | None = setting(
-        None, "all: scores of the map; none: the map alone. Default: all, which takes most of the time."
-    )
-    target: str | None = setting(None, "Class whose score of the box is explained. Default: the predicted one.")
     point: tuple[float, ...] | None = setting(
         None, "x and y in pixels: show where the encoder looks from there, instead of a box."
     )
-    layer: int | None = setting(None, "attention: which layer, from 0. Default: the last one.")
-    head: int | None = setting(None, "attention: which head. Default: the mean over heads.")
-    identity: bool | None = setting(None, "rollout: count residual connections (Abnar & Zuidema). Default: yes.")
-    steps: int | None = setting(
-        None,
-        "integrated_gradients: points on the path. Default: 32, doubled up to 256 until they add up to 1 %.",
-        least=1,
-    )
-    window: int | None = setting(None, "occlusion: tokens covered at a time along each axis. Default: 1.", least=1)
+
+    @property
+    def explains_with(self) -> str:
+        return super().explains_with if self.point is None else "attention"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.point is None:
             return
-        for name in ("box", "method", "checks", "target", "identity", "steps", "window"):
+        for name in ("box", "method", "checks", "target"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"--{name} is for a box, and --point shows the encoder's attention", do="give one")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from regard import registry
+from regard.errors import ConfigError
 from regard.setting_groups import Crops, Group, NoOptions, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import LoadOptions
@@ -31,6 +33,15 @@ class Config(ImageRunConfig):
     task_name: ClassVar[str] = "pretraining"
     augment: Crops = field(default_factory=Crops)
     task: Options = field(default_factory=Options)
+
+    def check_model(self, given: Mapping[str, Any]) -> None:
+        super().check_model(given)
+        name = self.model.model
+        if registry.find(name).family != "vit":
+            what = f"{name} is no ViT: only there can hidden patches be left out of the sequence"
+            raise ConfigError(what, do="choose a ViT, such as vit_s16")
+        if given.get("head") is not None:
+            raise ConfigError("pre-training has no head, so --head has no effect", do="give it when fine-tuning")
 
 
 EvalOptions = PredictOptions = ExplainOptions = NoOptions

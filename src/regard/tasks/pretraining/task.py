@@ -57,19 +57,28 @@ class Task(ImageTask):
     labels: ClassVar[bool] = False
 
     @classmethod
-    def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
-        return Choice(asked.get("recipe") or ("mae_small" if facts(dataset, asked, gpu).small else "mae"))
+    def choose(
+        cls,
+        dataset: ImageDataset,
+        start: Any,
+        asked: Mapping[str, Any],
+        gpu: bool,
+        given: list[str | None] | None = None,
+    ) -> Choice:
+        return Choice(asked.get("recipe") or ("mae_small" if facts(dataset, asked, gpu, given).small else "mae"))
+
+    @classmethod
+    def start(cls, config: Any, model: str | None, dataset: Any) -> None:
+        """From random weights."""
+
+    def adapt(self) -> None:
+        self.model.train()
 
     def network(self) -> Network:
         return self.model.encoder
 
     def assemble(self, network: Network) -> MaskedAutoencoder:
-        if not isinstance(network, ViT):
-            name = self.config.model.model
-            what = f"{name} is no ViT: only there can hidden patches be left out of the sequence"
-            raise ConfigError(what, do="choose a ViT, such as vit_s16")
-        if self.job.origins.get("head") == "flag":
-            raise ConfigError("pre-training has no head, so --head has no effect", do="give it when fine-tuning")
+        assert isinstance(network, ViT)
         options = self.config.task
         decoder = (options.decoder_width, options.decoder_depth, options.decoder_heads)
         return MaskedAutoencoder(network, MAEConfig(options.mask, *decoder, options.normalise))

@@ -63,16 +63,10 @@ class Translator:
         """By beam size, length penalty and number of translations: what they have recorded serves later sentences."""
 
     @staticmethod
-    def open(
-        path: str | Path,
-        device: torch.device,
-        average: int = 0,
-        languages: tuple[str | None, str | None] = (None, None),
-    ) -> Translator:
+    def open(path: str | Path, device: torch.device, average: int = 0) -> Translator:
         """From a run folder, a checkpoint in one, or a folder with an Opus-MT model.
 
-        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`). `languages`
-        are the names of source and target, where the files do not say them.
+        With `average`, the mean of the weights of so many last epochs of a run that kept them (`--keep`).
         """
         (checkpoint, report), file = open_weights(path), find_file(path)
         stored = checkpoint.details.get("languages")
@@ -82,8 +76,7 @@ class Translator:
         tokenizers = open_tokenizers(file, model, report.format == "marian")
         if average:
             model.load_state_dict(_latest(path, average))
-        source, target = (given or own for given, own in zip(languages, stored, strict=True))
-        return Translator(model, tokenizers, (source, target), device, _run_options(path))
+        return Translator(model, tokenizers, (stored[0], stored[1]), device, _run_options(path))
 
     def __repr__(self) -> str:
         source, target = (name or "unknown" for name in self.languages)
@@ -94,14 +87,7 @@ class Translator:
 
     def data_settings(self, data: str | Path) -> dict[str, Any]:
         """The languages that the model translates from and to, whatever the order of columns or names of files."""
-        if self.knows_languages:
-            return dict(zip(UNKNOWN, self.languages, strict=True))
-        if Path(data).expanduser().is_dir():
-            raise ConfigError(
-                "the weights do not say which languages they translate",
-                do="give --source and --target as the files of the data end, such as --source en --target de",
-            )
-        return {}
+        return dict(zip(UNKNOWN, self.languages, strict=True)) if self.knows_languages else {}
 
     @property
     def knows_languages(self) -> bool:

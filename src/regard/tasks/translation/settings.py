@@ -90,8 +90,6 @@ class Config(RunConfig):
 class LoadOptions(Group):
     title: ClassVar[str] = "weights"
     average: int = setting(0, "Mean of the weights of so many last epochs of a run that kept them (--keep).", least=0)
-    source: str | None = setting(None, "Language to translate from, where the weights do not say it.")
-    target: str | None = setting(None, "Language to translate to, where the weights do not say it.")
 
 
 @dataclass(frozen=True)

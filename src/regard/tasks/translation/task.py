@@ -52,6 +52,7 @@ class Task(BaseTask):
     name: ClassVar[str] = "translation"
     best: ClassVar[Any] = ("loss", "min")
     headline: ClassVar[tuple[str, ...]] = ("bleu", "exact_match")
+    identity: ClassVar[tuple[str, ...]] = ("name", "source", "reference")
     files: ClassVar[tuple[str, ...]] = (
         *(f"{TOKENIZERS}/{name}.json" for name in ("tokenizer", "source", "target")), "transfer.json"
     )  # fmt: skip
@@ -83,7 +84,9 @@ class Task(BaseTask):
         return None if path is None else open_text_start(path, model, config.model.fields())
 
     @classmethod
-    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+    def choose(
+        cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None
+    ) -> Choice:
         if asked.get("recipe"):
             return Choice(asked["recipe"])
         if start:
@@ -252,7 +255,15 @@ class Task(BaseTask):
 
     @classmethod
     def predictor(cls, path: str | Path, device: torch.device, options: LoadOptions, progress: Progress) -> Translator:
-        return Translator.open(path, device, options.average, (options.source, options.target))
+        return Translator.open(path, device, options.average)
+
+    @classmethod
+    def open_for(cls, predictor: Translator, data: str | Path, config: Any, progress: Progress) -> Any:
+        if not (config.data.source and config.data.target) and Path(data).expanduser().is_dir():
+            what = "the weights do not say which languages they translate"
+            do = "give --source and --target as the files of the data end, such as --source en --target de"
+            raise ConfigError(what, do=do)
+        return cls.open(data, config, progress)
 
     @classmethod
     def evaluate_on(
