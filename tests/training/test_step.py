@@ -11,7 +11,6 @@ from regard.tasks.objects.loss import SetLoss
 from regard.training.step import Step
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler.config, "recompile_limit"), reason="this torch has no such setting")
 def test_blocks_are_compiled_for_every_size_of_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ResNet has blocks of seven widths, and detection inputs of several sizes: torch would stop at eight graphs."""
     compiled = nn.Module.compile
