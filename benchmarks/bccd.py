@@ -87,7 +87,7 @@ def key_of(arm: str, seed: int, split: str, budget: dict[str, Any], changes: dic
 
 
 def cores_each(options: argparse.Namespace) -> int:
-    return max(1, (os.cpu_count() or 1) // options.jobs)
+    return -(-(os.cpu_count() or 1) // options.jobs)
 
 
 def run(data: str, arm: str, seed: int, folder: str, options: argparse.Namespace) -> dict[str, Any]:
