@@ -171,7 +171,7 @@ def run_all(data: str, options: argparse.Namespace) -> None:
     for entry in live:  # one may have ended by itself
         print(f"stopped: {entry.arm}, seed {entry.seed}: {keep(entry, options.out)}")
     if live or queue:
-        print(f"not begun: {queue}; the same command continues")
+        print(f"{len(queue)} runs not begun; the same command continues", flush=True)
 
 
 def keep(entry: Live, out: Path) -> str:
