@@ -87,7 +87,7 @@ def key_of(arm: str, seed: int, split: str, budget: dict[str, Any], changes: dic
 
 
 def cores_each(options: argparse.Namespace) -> int:
-    return max(1, (os.cpu_count() or 1) // options.jobs)
+    return -(-(os.cpu_count() or 1) // options.jobs)
 
 
 def run(data: str, arm: str, seed: int, folder: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def run_all(data: str, options: argparse.Namespace) -> None:
     for entry in live:  # one may have ended by itself
         print(f"stopped: {entry.arm}, seed {entry.seed}: {keep(entry, options.out)}")
     if live or queue:
-        print(f"not begun: {queue}; the same command continues")
+        print(f"{len(queue)} runs not begun; the same command continues", flush=True)
 
 
 def keep(entry: Live, out: Path) -> str:

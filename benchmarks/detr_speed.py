@@ -3,22 +3,24 @@
 Batch 8, 800 × 800 pixels, ten objects per image, bf16 autocast over fp32 weights, frozen norms, fused AdamW, gradients
 clipped at 0.1. A training step is forward, matching, losses of all decoder blocks, backward and update. Ours is
 compiled as a whole, where `regard train` compiles block by block, and recorded as one CUDA graph. transformers' is
-measured as it is, compiled, and in inference also compiled and recorded as one graph by this script. Two take turns,
-and the figure is the median of the turns' ratios with their spread. First the matching on the GPU is compared with
-SciPy's.
+measured as it is, compiled, and in inference also compiled and recorded as one graph by this script. The authors' code
+(github.com/facebookresearch/detr, with torchvision) is measured as it is, given its folder. Two take turns, and the
+figure is the median of the turns' ratios with their spread. First the matching on the GPU is compared with SciPy's.
 
     python benchmarks/detr_speed.py [--only training inference] [--peers eager compiled recorded] [--turns 5]
-        [--seconds 500] [--profile FILE] [--no-check]
+        [--seconds 500] [--profile FILE] [--no-check] [--official FOLDER]
     python benchmarks/detr_speed.py --device cpu --size 64 64 --batch 2 --turns 1 --steps 1 --tiny  # a trial
 """
 
 import argparse
 import signal
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,10 @@ TINY: dict[str, dict[str, Any]] = {
     "ours": {"depth": 1, "decoder_depth": 2},
     "theirs": {"encoder_layers": 1, "decoder_layers": 2},
 }
+TITLES = {
+    "eager": "transformers eager", "compiled": "transformers compiled", "recorded": "transformers recorded",
+    "official": "the authors' code",
+}  # fmt: skip
 Work = Callable[[], Any]
 
 
@@ -86,6 +92,43 @@ class Bench:
             # As in the paper. Version 5 freezes all stages, since it looks for version 4's names.
             parameter.requires_grad_(any(f".stages.{stage}." in name for stage in (1, 2, 3)))
         return model.to(self.device)
+
+    def official(self) -> tuple[Any, Any, Any]:
+        """The authors' network and loss, and our images as theirs."""
+        sys.path.insert(0, str(self.options.official))
+        models, backbone, misc = (import_module(name) for name in ("models", "models.backbone", "util.misc"))
+        vars(backbone)["is_main_process"] = lambda: False  # the main process would fetch weights
+        made = argparse.Namespace(
+            dataset_file="coco", device=self.options.device, lr_backbone=1e-5, masks=False, backbone="resnet50",
+            dilation=False, hidden_dim=256, position_embedding="sine", dropout=0.1, nheads=8, dim_feedforward=2048,
+            enc_layers=6, dec_layers=6, pre_norm=False, num_queries=100, aux_loss=True, frozen_weights=None,
+            set_cost_class=1, set_cost_bbox=5, set_cost_giou=2, bbox_loss_coef=5, giou_loss_coef=2, eos_coef=0.1,
+        )  # fmt: skip
+        model, criterion, _ = models.build_model(made)
+        return model.to(self.device), criterion, misc.NestedTensor(self.images, ~self.mask)
+
+    def official_training(self) -> Work:
+        model, criterion, images = self.official()
+        optimizer = self.optimizer(model.train())
+        targets = [{"labels": own, "boxes": box} for own, box in zip(self.labels, self.boxes, strict=True)]
+
+        def work() -> Tensor:
+            with self.autocast():
+                losses, weights = criterion(model(images), targets), criterion.weight_dict
+                loss = torch.stack([losses[name] * weight for name, weight in weights.items()]).sum()
+            return update(model, loss, optimizer)
+
+        return work
+
+    def official_inference(self) -> Work:
+        model, _, images = self.official()
+        model.eval()
+
+        def work() -> object:
+            with torch.inference_mode(), self.autocast():
+                return model(images)
+
+        return work
 
     def our_training(self) -> Work:
         model = self.ours().train()
@@ -164,7 +207,9 @@ class Bench:
     def ready(self, kind: str, peer: str | None = None) -> Work:
         """A step of ours, or of the peer, after what is done once."""
         start = time.monotonic()
-        if peer is None:
+        if peer == "official":
+            work = self.official_training() if kind == "training" else self.official_inference()
+        elif peer is None:
             work = self.our_training() if kind == "training" else self.our_inference()
         else:
             work = self.their_training(peer) if kind == "training" else self.their_inference(peer)
@@ -182,7 +227,7 @@ class Bench:
         ratios = sorted(other / own for own, other in pairs)
         own, other = (1e3 * self.options.batch / statistics.median(column) for column in zip(*pairs, strict=True))
         print(
-            f"| {kind}, transformers {peer} | {own:,.1f} | {other:,.1f} | "
+            f"| {kind}, {TITLES[peer]} | {own:,.1f} | {other:,.1f} | "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
             flush=True,
         )
@@ -190,7 +235,7 @@ class Bench:
             from swin_speed import profile
 
             for name, work in works.items():
-                profile(f"{name if name == 'Regard' else f'transformers, {name}'}, {kind}", work, self.options.profile)
+                profile(f"{TITLES.get(name, name)}, {kind}", work, self.options.profile)
 
     def compare(self, kind: str, peers: list[str]) -> None:
         """Ours, made ready once, against each peer."""
@@ -241,7 +286,7 @@ def check(device: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds, peers = ["training", "inference"], ["eager", "compiled", "recorded"]
+    kinds, peers = ["training", "inference"], list(TITLES)
     parser.add_argument("--only", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--peers", nargs="+", default=peers, choices=peers)
     parser.add_argument("--turns", type=int, default=5)
@@ -250,6 +295,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs=2, default=[800, 800])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="few blocks: to see that it runs")
+    parser.add_argument("--official", type=Path, help="folder of the authors' code")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--profile", type=Path, help="file to which tables of GPU time are written")
     parser.add_argument("--seconds", type=float, default=500, help="stop after this many")
@@ -267,6 +313,7 @@ def main() -> None:
     for kind in options.only:
         # In training the peer's matching waits for the host: nothing of it can be recorded.
         chosen = [peer for peer in options.peers if (kind, peer) != ("training", "recorded")]
+        chosen = [peer for peer in chosen if peer != "official" or options.official]
         try:
             with limited(options.seconds - (time.monotonic() - start)):
                 bench.compare(kind, chosen)

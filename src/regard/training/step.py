@@ -16,6 +16,9 @@ from regard.training.distributed import ALONE, World
 from regard.training.gradients import Gradients
 from regard.training.replay import Replay
 
+GRAPHS = 64
+"""Compiled forms of one kind of block: one for each of its widths and each size of input, where torch allows eight."""
+
 
 class Step:
     """Updates a model's weights; `rows` is the size of a full batch, None if full batches have several shapes."""
@@ -34,6 +37,8 @@ class Step:
         self.replay = Replay(self.gradients, rows)
         self.objective, self.say, self.device, self.world, self.pieces = objective, say, device, world, 1
         if config.machine.compile:
+            if hasattr(torch.compiler.config, "recompile_limit"):  # not in the oldest torch
+                torch.compiler.config.recompile_limit = max(GRAPHS, torch.compiler.config.recompile_limit)
             for part in model.compiled():
                 part.compile(dynamic=rows is None)
 
