@@ -7,9 +7,9 @@ the run's summary.json says: the share of the time in which the GPU had nothing 
     python benchmarks/waiting.py [--images 60000] [--batch-size 256] [--epochs 3]
     python benchmarks/waiting.py --subjects 40 --epochs 30 [--size 224] [--model vit3d_b16] [--stream]
 
-With --subjects, of each four scans of `size`³ voxels are made, prepared and kept on disk before the training, at a batch of
-four. --stream reads them from there in every epoch, as volumes are that do not fit on the GPU. On a CPU, to try it out:
---subjects 12 --size 16 --model vit3d_nano --epochs 2.
+With --subjects, of each four scans of `size`³ voxels are made, prepared and kept on disk before the training, at a
+batch of four. --stream reads them from there in every epoch, as volumes are that do not fit on the GPU. On a CPU, to
+try it out: --subjects 12 --size 16 --model vit3d_nano --epochs 2.
 """
 
 import argparse
@@ -69,7 +69,8 @@ def train_on_scans(root: Path, options: argparse.Namespace) -> None:
     print(f"{count} subjects of 4 × {options.size}³ voxels, read and prepared in {time.monotonic() - begun:.0f} s")
     run = regard.train(
         root / "subjects.csv", model=options.model, size=(options.size,) * 3, spacing=1, batch_size=4, explain=0,
-        epochs=options.epochs, pixel_baseline=False, cache_folder=str(root / "cache"), out=root / "run", dataset=dataset,
+        epochs=options.epochs, pixel_baseline=False, cache_folder=str(root / "cache"), out=root / "run",
+        dataset=dataset,
     )  # fmt: skip
     summary = run.read_json("summary.json")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

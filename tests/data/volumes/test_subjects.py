@@ -321,7 +321,9 @@ def volume_batches(path: Path, workers: int, room: int, monkeypatch: pytest.Monk
         loader.close()
 
 
-def test_volumes_that_fit_on_the_gpu_stay_there_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_volumes_that_fit_on_the_gpu_stay_there_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = subjects(tmp_path, 6)
     by_workers, expected = volume_batches(path, 1, 0, monkeypatch)
     assert by_workers.stacked is None
