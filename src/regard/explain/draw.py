@@ -31,7 +31,9 @@ COVER = 0.6
 
 def check_ending(path: Path) -> None:
     if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"pictures are not written as {path.suffix or 'nothing'}", do=f"end in {', '.join(ENDINGS)}")
+        named = f"as {path.suffix}" if path.suffix else f"to {path.name}, which has no ending"
+        do = f"end in {', '.join(ENDINGS)}; maps of scans also in .nii.gz"
+        raise ConfigError(f"pictures are not written {named}", do=do)
 
 
 def draw_pages(explanations: Sequence[Explanation], path: Path) -> list[Path]:
