@@ -161,10 +161,8 @@ def run_explain(words: Sequence[str]) -> None:
 
 def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> None:
     """Maps of several folds against the masks of the table: each subject by the network that has not seen it."""
-    from regard.data.volumes import is_nifti
-
     out = given.pop("out", None)
-    if out is not None and not is_nifti(out):
+    if out is not None and not str(out).lower().endswith((".nii", ".nii.gz")):
         what = "pictures are of one run; of several folds, maps are written as NIfTI and scored in their report"
         raise ConfigError(what, where=folder, do="end --out in .nii.gz, leave it out, or explain one of the folds")
     _, loading, options = _of_task(str(Path(folder).expanduser() / "fold1"), "ExplainOptions", given)
