@@ -3,6 +3,7 @@
     python benchmarks/volumes_small.py adrenalmnist3d_64.npz OUT [--models vit3d_nano swin3d_nano monai_resnet18]
         [--seeds 3] [--minutes 8] [--set epochs=60 lr=1e-3] [--pretrain 200] [--from vit_s16.safetensors]
     python benchmarks/volumes_small.py adrenalmnist3d_64.npz TRIAL --validate --set epochs=200 vit3d:patch=8
+    python benchmarks/volumes_small.py adrenalmnist3d.npz TRIAL --validate --set epochs=200 vit3d:patch=4
 
 All runs share SHAPES, the settings for binary shapes, changed by --set; what a model does not have is refused by name,
 and vit3d:patch=8 is for models of that name alone. Without --set recipe=NAME, runs from weights have the recipe for

@@ -163,7 +163,7 @@ def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet:
     """Maps of several folds against the masks of the table: each subject by the network that has not seen it."""
     out = given.pop("out", None)
     if out is not None and not str(out).lower().endswith((".nii", ".nii.gz")):
-        what = "--out is for pictures of one run; of several folds, it is for maps as NIfTI, beside scores in their report"
+        what = "--out is for pictures of one run; of several folds it is for maps as NIfTI"
         raise ConfigError(what, where=folder, do="end --out in .nii.gz, leave it out, or explain one of the folds")
     _, loading, options = _of_task(str(Path(folder).expanduser() / "fold1"), "ExplainOptions", given)
     if len(inputs) != 1 or loading:
