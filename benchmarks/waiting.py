@@ -9,8 +9,7 @@ the run's summary.json says: the share of the time in which the GPU had nothing 
 
 With --subjects, of each four scans of `size`³ voxels are made, prepared and kept on disk before the training, at a
 batch of four. --stream reads them from there in every epoch, as volumes are that do not fit on the GPU. On a CPU, to
-try it out:
---subjects 12 --size 16 --model vit3d_nano --epochs 2.
+try it out: --subjects 12 --size 16 --model vit3d_nano --epochs 2.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -164,3 +165,25 @@ def test_a_process_per_model_gets_every_setting_and_all_rows_are_told(
         assert (data, to, models, sizes) == ("digits", "digits", [model], (70, 140))
         assert (given["steps"], given["tune"], given["seeds"]) == (3, {"steps": 2, "size": 64}, 1)
         assert (given["minutes"], given["out"]) == (7.0, tmp_path)
+
+
+def test_small_volumes_are_validated_without_the_test_volumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
+) -> None:
+    draw = np.random.default_rng(0)
+    arrays = {
+        f"{part}_images": draw.integers(0, 2, (n, 2, 2, 2)) for part, n in (("train", 6), ("val", 3), ("test", 4))
+    }
+    arrays |= {f"{name.removesuffix('images')}labels": np.arange(len(own)) for name, own in arrays.items()}
+    np.savez(tmp_path / "some.npz", **arrays)
+    monkeypatch.chdir(tmp_path)
+    models = ("--models", "vit3d_nano", "monai_resnet18")
+    run(monkeypatch, tmp_path / "out", *models, "--seeds", 1, "--validate", "--set", "lr=0.25", "vit3d:patch=7")
+    assert [settings["folds"] for settings in calls] == [5, 5]
+    assert [settings.get("patch") for settings in calls] == [7, None], "for models of that name alone"
+    assert all(settings["lr"] == 0.25 for settings in calls)
+    with np.load(tmp_path / "out" / "trainval.npz") as held:
+        assert held["labels"].tolist() == [*range(6), *range(3)]
+        assert np.array_equal(held["images"][6:], arrays["val_images"])
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path / "other", "--validate", "--pretrain", 3)

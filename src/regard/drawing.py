@@ -25,7 +25,9 @@ _FONTS = ("DejaVu Sans", "Noto Sans CJK KR", "Noto Sans KR", "NanumGothic", "Mal
 def require_ending(path: Path) -> None:
     """An error for a picture's name whose ending is none of those that are written."""
     if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"pictures are not written as {path.suffix or 'nothing'}", do=f"end in {', '.join(ENDINGS)}")
+        named = f"as {path.suffix}" if path.suffix else f"to {path.name}, which has no ending"
+        do = f"end in {', '.join(ENDINGS)}; maps of scans also in .nii.gz"
+        raise ConfigError(f"pictures are not written {named}", do=do)
 
 
 @contextmanager

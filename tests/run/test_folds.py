@@ -195,7 +195,7 @@ def test_a_fold_without_a_class_is_named():
     }  # fmt: skip
     assert warnings(summary) == ["fold 1 has no b: give fewer --folds, or more data"]
     assert "only 1 samples of a class" in warnings(summary | {"counts": [[9, 1]]})[0]
-    assert "chose its epoch and thresholds on 3 samples" in warnings(summary | {"chosen_on": [[30, 10], [25, 3]]})[1]
+    assert "validation part has only 3 samples of a class" in warnings(summary | {"chosen_on": [[30, 10], [25, 3]]})[1]
     summary["figures"]["accuracy"]["value"] = 0.95
     assert "commonest class, 95.0%" in warnings(summary)[1]
 

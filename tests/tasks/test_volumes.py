@@ -230,6 +230,16 @@ def test_folds_are_explained_by_the_network_that_has_not_seen_the_subject(
     assert "Maps against masks" in (made.path / "report.html").read_text()
     with pytest.raises(ConfigError, match="no folder of folds"):
         explain_folds(made.path / "fold1", few)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--checks", "none", "--out", str(tmp_path / "maps" / "map.nii.gz")])
+    (tmp_path / "maps").mkdir()
+    main()
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["occlusion", "24"]
+    files = {path.name for path in (tmp_path / "maps").iterdir()}
+    assert files == {f"map-{name}.nii.gz" for name in rows}, "each under the subject's name"
+    written, scan = _load(tmp_path / "maps" / f"map-{tested[0]}.nii.gz"), _load(Path(subject.scans[0]))
+    assert np.allclose(written.affine, scan.affine)
+    exact = model.explain(subject, "occlusion", checks="none")
+    assert np.allclose(written.get_fdata(), _load(exact.save(tmp_path / "exact.nii")).get_fdata(), atol=1e-4)
 
 
 def _load(path: Path) -> Any:

@@ -173,17 +173,19 @@ def run_explain(words: Sequence[str]) -> None:
 
 def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> None:
     """Maps of several folds against the masks of the table: each subject by the network that has not seen it."""
-    if "out" in given:
-        what = "--out is for pictures of one run; the scores of several folds are in the report of their folder"
-        raise ConfigError(what, where=folder, do="leave --out out, or explain one of the folds")
+    out = given.pop("out", None)
+    if out is not None and not str(out).lower().endswith((".nii", ".nii.gz")):
+        what = "--out is for pictures of one run; of several folds it is for maps as NIfTI"
+        raise ConfigError(what, where=folder, do="end --out in .nii.gz, leave it out, or explain one of the folds")
     _, loading, options = _of_task(str(Path(folder).expanduser() / "fold1"), "ExplainOptions", given)
     if len(inputs) != 1 or loading:
         raise ConfigError("folds are explained on the table they were trained on", do="give that table alone")
     from regard.explain.mask_scores import score_table
     from regard.run.fold_masks import explain_folds
 
-    scores = explain_folds(folder, inputs[0], quiet=quiet, **options)
-    print(columns(*score_table(scores)), Path(folder) / "report.html", sep="\n")
+    scores = explain_folds(folder, inputs[0], quiet=quiet, out=out, **options)
+    if scores:
+        print(columns(*score_table(scores)), Path(folder) / "report.html", sep="\n")
 
 
 def run_compare(words: Sequence[str]) -> None:

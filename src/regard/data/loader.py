@@ -188,9 +188,9 @@ class WorkerLoader:
 class Loader(WorkerLoader):
     """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
 
-    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device, and volumes that
-    fit in its memory too. Each of `ranks` processes gets its share of every batch, so batches do not depend on the
-    number of processes.
+    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device, and volumes that fit
+    in its memory too. Each of `ranks` processes gets its share of every batch, so batches do not depend on the number
+    of processes.
     """
 
     def __init__(

@@ -264,8 +264,8 @@ def warnings(summary: dict[str, Any]) -> list[str]:
     least = min(min(row) for row in summary["chosen_on"])
     if least < FEW_PER_FOLD:
         lines.append(
-            f"a fold chose its epoch and thresholds on {least} samples of a class, fewer than {FEW_PER_FOLD}: "
-            "sensitivity and specificity say little; a larger --holdout gives more"
+            f"a fold’s validation part has only {least} samples of a class, fewer than {FEW_PER_FOLD}: the thresholds "
+            "and the epoch that it chooses say little; a larger --holdout gives more"
         )
     commonest = max(map(sum, zip(*summary["counts"], strict=True))) / area["n"]
     if summary["figures"]["accuracy"]["value"] <= commonest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -387,9 +388,12 @@ def small(pixels: Tensor) -> Tensor:
 
 
 def save_maps(made: Sequence[Explanation], path: Path) -> list[Path]:
-    """Maps of scans as NIfTI: one file, or path-2, path-3, … for further ones."""
+    """Maps of scans as NIfTI: one file, or one for each subject, whose name stands after the file's own."""
     stem, ending = path.name[: path.name.lower().rindex(".nii")], path.name[path.name.lower().rindex(".nii") :]
-    names = [path, *(path.with_name(f"{stem}-{n}{ending}") for n in range(2, len(made) + 1))]
+    bare = [re.sub(r"\.nii(\.gz)?$", "", Path(item.prediction.name).name, flags=re.IGNORECASE) for item in made]
+    words = [re.sub(r"[^\w.-]+", "_", word) for word in bare]
+    words = [word if words.count(word) == 1 else f"{word}-{n}" for n, word in enumerate(words, start=1)]
+    names = [path] if len(made) == 1 else [path.with_name(f"{stem}-{word}{ending}") for word in words]
     return [item.save(name) for item, name in zip(made, names, strict=True)]
 
 

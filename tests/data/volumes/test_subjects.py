@@ -136,7 +136,8 @@ def test_check_names_what_is_wrong_by_subject(tmp_path: Path) -> None:
         ("holes", "1 slice missing"),
     ):  # fmt: skip
         assert what in unreadable[key]
-    assert all("to do:" in why for key, why in unreadable.items() if key != "lost")
+    assert all("to do:" in why for why in unreadable.values())
+    assert str(tmp_path / "lost.nii") in unreadable["lost"]
     for what in (
         "good: seg does not lie on the voxels of t1", "coarse: spacing 1 × 1 × 4 mm", "identifying fields",
         "the same pixels: t1 of good = t1 of copy", "of these, across splits (leaks): 1",

@@ -46,7 +46,7 @@ def read_nifti(path: Path, most: int) -> Scan:
     """The volume, as float32 with the header's scaling."""
     if not path.is_file():
         what = "there is no such file" if not path.exists() else "this is a folder, not a NIfTI file"
-        raise DataError(what, where=path)
+        raise DataError(what, where=path, do=f"correct its path, {path}")
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
