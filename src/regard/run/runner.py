@@ -210,7 +210,7 @@ def read_config(run: Run) -> tuple[str, Entry, RunConfig, dict[str, Origin]]:
 def stored_splits(run: Run, dataset: Dataset) -> list[str]:
     """The splits of a run that is resumed; its data must be what it was."""
     if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
-        do = "put it back as it was, or train anew on what it is now"
+        do = "restore the data, or train a new run on it"
         raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
     return [row["split"] for row in run.split_rows()]
 
@@ -222,7 +222,7 @@ def require_fitting(state: State, config: RunConfig, run: Run) -> None:
             raise ValueError("its settings and tensors do not fit together")
         History.of(state.about["history"])
     except (TypeError, ValueError, KeyError, ConfigError) as error:
-        do = "delete it, and `regard resume` begins anew"
+        do = "delete it; `regard resume` then starts from the beginning"
         raise RunError(f"the saved state is damaged: {error}", where=run.checkpoint("state"), do=do) from None
 
 
@@ -296,7 +296,7 @@ def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     if seen := _leaked(task, main):
         results[main] = task.without(whole, seen)
     best, waiting = history.best or {}, history.waiting / max(history.seconds, 1e-9)
-    progress.say(f"training took {history.seconds:.0f} s, of which {waiting:.1%} waiting for data")
+    progress.say(f"training took {history.seconds:.0f} s, {waiting:.1%} of it waiting for data")
     summary = {
         "task": task.name, "split": main, "parameters": task.parameters, "seconds": round(history.seconds, 2),
         "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),
