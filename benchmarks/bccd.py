@@ -7,10 +7,10 @@ are then of validation images, which also chose the epoch: optimistic, and only 
 reads the test images, once per arm and seed, of the arms that are named. Rows that the file holds are not run again.
 
 Runs share the machine, `--jobs` at a time, and their folders are kept in `--runs`. After `--limit` seconds, or Ctrl-C,
-they save and stop; the same command resumes them.
+they save and stop within another minute; the same command resumes them.
 
-    python benchmarks/bccd.py BCCD/ --phase ablation --seeds 1 --jobs 6 --limit 500
-    python benchmarks/bccd.py BCCD/ --phase test --arms modern plain plain_tuned --seeds 3 --jobs 5 --limit 500
+    python benchmarks/bccd.py BCCD/ --phase ablation --seeds 1 --jobs 8 --epochs 100 --out ablation.jsonl
+    python benchmarks/bccd.py BCCD/ --phase test --arms modern plain plain_tuned --seeds 3 --jobs 9
     python benchmarks/bccd.py --table
 
 BCCD/ is the unpacked folder with Annotations, ImageSets and JPEGImages.
@@ -19,6 +19,7 @@ BCCD/ is the unpacked folder with Annotations, ImageSets and JPEGImages.
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -30,8 +31,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results" / "bccd.jsonl"
-STOPPING = 120
+STOPPING = 60
 """Seconds that runs have to save what they need to be resumed."""
+THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+"""Variables that say how many cores a run may use: else each would take all."""
 NETWORK: dict[str, Any] = {
     "model": "detr_nano", "width": 128, "mlp": 512, "depth": 3, "decoder_depth": 3, "backbone_width": 32,
 }  # fmt: skip
@@ -83,6 +86,10 @@ def key_of(arm: str, seed: int, split: str, budget: dict[str, Any], changes: dic
     return json.dumps([arm, seed, split, budget, changes], sort_keys=True)
 
 
+def cores_each(options: argparse.Namespace) -> int:
+    return max(1, (os.cpu_count() or 1) // options.jobs)
+
+
 def run(data: str, arm: str, seed: int, folder: str, options: argparse.Namespace) -> dict[str, Any]:
     """One run, begun or resumed, and its row."""
     import torch
@@ -91,7 +98,8 @@ def run(data: str, arm: str, seed: int, folder: str, options: argparse.Namespace
 
     budget = budget_of(options)
     settings: dict[str, Any] = budget | {"size": tuple(budget["size"])} | ARMS[arm]
-    made = regard.train(data, out=folder, seed=seed, explain=0, resume=True, **settings)
+    workers = min(4, cores_each(options))
+    made = regard.train(data, out=folder, seed=seed, explain=0, resume=True, workers=workers, **settings)
     summary, figures = made.read_json("summary.json"), {}
     for name in ("ap", "ap50", "ap75", "ar"):
         figures[name] = {key: summary["figures"][name][key] for key in ("value", "low", "high")}
@@ -123,7 +131,7 @@ def start(data: str, arm: str, seed: int, split: str, options: argparse.Namespac
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - not a pipe, which would fill up
     process = subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, from here
         [*command, "--one", arm, str(seed), str(folder)], stdout=subprocess.PIPE, stderr=errors, text=True,
-        start_new_session=True,
+        start_new_session=True, env=dict.fromkeys(THREADS, str(cores_each(options))) | os.environ,
     )  # fmt: skip
     return Live(arm, seed, process, errors)
 
@@ -221,7 +229,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--queries", type=int, default=60)
     parser.add_argument("--network", default="{}", help="changes to the shared network, as JSON")
-    parser.add_argument("--limit", type=float, default=500, help="seconds after which runs save and stop")
+    parser.add_argument("--limit", type=float, default=480, help="seconds after which runs save and stop")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/bccd"), help="folder of the runs, to resume them")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

@@ -89,7 +89,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     recipe = RECIPE | {"epochs": asked.epochs}
     if asked.tiny:
-        recipe |= {"epochs": 1, "size": (16, 16, 16), "device": "cpu"}
+        recipe |= {"epochs": 1, "size": (32, 32, 32), "device": "cpu"}
     there = tables(asked.data, asked.out, 40 if asked.tiny else None)
     cells = []
     for question in asked.questions.split(","):

@@ -1,15 +1,21 @@
 """The worked examples of the lecture decks, run through the package's own functions."""
 
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.networks.rnn.config import RNNConfig
 from regard.networks.rnn.network import RNN
 from regard.networks.translator import Memory
 from regard.nn import attend, capture, patchify, sinusoid
+from regard.nn.multihead import MultiHeadAttention
 from tests.nn.test_attention import One
 
 STATES = torch.tensor([[0.1, 0.0, 0.8], [0.1, 0.9, 0.0], [0.0, 0.1, 0.8], [0.2, 0.1, 0.6], [0.9, 0.0, 0.1]])
@@ -122,3 +128,49 @@ def test_the_causal_mask_lets_a_word_see_itself():
     assert torch.all(weights.diagonal() > 0)
     assert torch.equal(weights, weights.tril())
     assert weights[0, 0] == 1
+
+
+def test_eight_heads_cost_what_one_of_full_width_costs():
+    """Each head has an eighth of the width: as many numbers and operations in all."""
+    x, counts = torch.rand(2, 10, 64), []
+    for heads in (1, 8):
+        layer = MultiHeadAttention(64, heads)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            layer(x)
+        counts.append((sum(p.numel() for p in layer.parameters()), counter.get_total_flops()))
+    projections, pairs = 2 * 20 * 64 * 4 * 64, 2 * 2 * 2 * 10 * 10 * 64
+    assert counts == [(4 * 64 * 65, projections + pairs)] * 2
+
+
+def test_xavier_fades_through_relu_and_not_through_tanh():
+    """With ReLU each layer halves the mean square; He's weights, of twice the variance, keep it."""
+    torch.manual_seed(0)
+    spread = {}
+    he = partial(nn.init.kaiming_uniform_, nonlinearity="relu")
+    for name, fill, function in (
+        ("tanh", nn.init.xavier_uniform_, torch.tanh),
+        ("relu", nn.init.xavier_uniform_, torch.relu),
+        ("he", he, torch.relu),
+    ):
+        x = torch.randn(64, 256)
+        for _ in range(30):
+            weight = torch.empty(256, 256)
+            fill(weight)
+            x = function(x @ weight.T)
+        spread[name] = float(x.square().mean().sqrt())
+    assert spread["relu"] == pytest.approx(2**-15, rel=0.7)
+    assert spread["tanh"] > 0.05
+    assert spread["he"] == pytest.approx(1.0, rel=0.7)
+
+
+def test_the_slides_masks_of_padding_are_for_one_sentence():
+    """A mask (batch, words) with one more axis in front of the words lines up with heads, not with sentences."""
+    scores, mask = torch.zeros(2, 8, 5, 5), torch.ones(2, 5)
+    with pytest.raises(RuntimeError, match="must match"):
+        scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+    mask[1, 3:] = 0
+    weights = scores.masked_fill(mask[:, None, None] == 0, -1e9).softmax(-1)
+    assert torch.all(weights[1, :, :, 3:] == 0)
+    values = torch.rand(2, 8, 5, 4)
+    ours = attend(torch.zeros(2, 8, 5, 4), torch.zeros(2, 8, 5, 4), values, mask=mask[:, None, None].bool())
+    torch.testing.assert_close(ours, weights @ values)

@@ -228,7 +228,7 @@ def test_other_users_errors(refused, run_folder, tmp_path, digit_files):
         (("predict", tmp_path, digit_files), "no config.json"),
         (("predict", run_folder), "no image was given"),
         (("explain", run_folder, run_folder / "summary.json"), "a .json file is no image"),
-        (("explain", run_folder, digit_files, "--method", "magic"), "no method called 'magic'"),
+        (("explain", run_folder, digit_files, "--method", "magic"), "method cannot be 'magic'"),
         (("eval", run_folder, make_folder(tmp_path / "d")), "does not know: blue, red"),
         (("demo", "scene"), "no demo called"),
     ):

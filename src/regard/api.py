@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ def train(
     folds: int = 1,
     jobs: int = 1,
     retrain: int = 0,
+    nested: Mapping[str, Sequence[Any]] | None = None,
     quiet: bool = False,
     command: str | None = None,
     resume: bool = False,
@@ -172,16 +174,18 @@ def train(
     With `seeds`, that many runs from `seed` on in folders of their own, and the mean and deviation of their figures in
     the summary.json of the folder around them. With `folds`, a cross-validation: as many runs, `jobs` at a time, each
     tested on its own fold; the folder around them has all out-of-fold predictions and a report; `retrain`
-    says how many times they are trained again on exchanged outcomes. Under torchrun, all its processes train one model.
+    says how many times they are trained again on exchanged outcomes, and of `nested`, such as `{"lr": [1e-3, 1e-4]}`,
+    each fold chooses for itself. Under torchrun, all its processes train one model.
 
     >>> run = train("digits", epochs=1, depth=1, explain=0, out=tmp / "run", quiet=True)
     >>> 0 <= run.read_json("summary.json")["figures"]["accuracy"]["value"] <= 1
     True
     """
-    check_repeats(seeds, folds, jobs, retrain, dry_run)
+    check_repeats(seeds, folds, jobs, retrain, dry_run, bool(nested))
     options: dict[str, Any] = {"quiet": quiet, "command": command, "dataset": dataset}
     if folds != 1:
-        return cross_validate(data, settings, folds, jobs=jobs, retrain=retrain, dry_run=dry_run, **options)
+        options |= {"jobs": jobs, "retrain": retrain, "nested": nested, "dry_run": dry_run}
+        return cross_validate(data, settings, folds, **options)
     if seeds != 1:
         return repeat(data, settings, seeds, **options)
     return start("train", data, settings, resume=resume, dry_run=dry_run, **options)

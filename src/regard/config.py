@@ -73,6 +73,9 @@ def fit_value(value: Any, hint: Any, name: str, where: object) -> Any:
                 return fit_value(value, option, name, where)
             except ConfigError:
                 continue
+        words = [word for option in args if get_origin(option) is Literal for word in get_args(option)]
+        if isinstance(value, str) and words and str not in args:
+            raise ConfigError(f"{name} cannot be {value!r}", where=where, do=did_you_mean(value, words))
     elif origin is Literal:
         if value in args:
             return value

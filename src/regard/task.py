@@ -236,8 +236,13 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
-        """The recipe that is asked for, or else the one for this data, and what the data changes in it."""
+    def choose(
+        cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None
+    ) -> Choice:
+        """The recipe that is asked for, or else the one for this data, and what the data changes in it.
+
+        `given` are splits in place of the data's own.
+        """
 
     @classmethod
     @abstractmethod

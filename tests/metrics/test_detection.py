@@ -1,5 +1,7 @@
 """Average precision: ours is faster-coco-eval's, and so is the bootstrap."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,19 @@ def test_our_counting_gives_faster_coco_evals_values(scores):
         np.testing.assert_allclose(ours.T, precision[..., place].mean(1), atol=1e-12)
         np.testing.assert_allclose(reached.T, recall[..., place], atol=1e-12)
     assert np.isnan(ours[-1]).all()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_without_faster_coco_eval_the_figures_are_the_same(monkeypatch, found):
+    """So a run that has trained does not end without figures where the package is not installed."""
+    truths, detections = scenes(30, seed=4)
+    if not found:
+        none = Detections(np.zeros((0, 4)), np.zeros(0, dtype=np.int64), np.zeros(0))
+        detections = [none for _ in truths]
+    wanted = coco_arrays(truths, detections, CLASSES)
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    for own, its in zip(coco_arrays(truths, detections, CLASSES), wanted, strict=True):
+        np.testing.assert_allclose(own, its, atol=1e-12)
 
 
 def test_masks_are_measured_as_faster_coco_eval_measures_them():

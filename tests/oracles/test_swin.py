@@ -150,11 +150,16 @@ def test_published_models_are_ours():
         assert sum(p.numel() for p in theirs.parameters()) == MODELS[called].parameters
 
 
-@pytest.mark.parametrize("name", ["swinv2_tiny_window8_256", "swinv2_cr_tiny_224"])
-def test_timms_swin_v2_is_refused(name, tmp_path):
-    theirs = timm.create_model(name, embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
+@pytest.mark.parametrize("name", ["swinv2_tiny_window8_256", "swinv2_cr_tiny_224", "torchvision"])
+def test_swin_v2_is_refused_by_name(name, tmp_path):
+    if name == "torchvision":
+        parts: Any = models.swin_transformer
+        block, merge = parts.SwinTransformerBlockV2, parts.PatchMergingV2
+        theirs = models.SwinTransformer([4, 4], 24, [1, 1], [1, 2], [4, 4], block=block, downsample_layer=merge)
+    else:
+        theirs = timm.create_model(name, embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
     save_file(theirs.state_dict(), tmp_path / "v2.safetensors")
-    with pytest.raises(regard.RegardError, match="Swin"):
+    with pytest.raises(regard.RegardError, match="Swin V2, as its tensors are named"):
         regard.create(weights=tmp_path / "v2.safetensors")
 
 

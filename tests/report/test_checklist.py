@@ -1,8 +1,11 @@
 """The card's checklist: what a run knows is filled in, and what it cannot know is marked as missing."""
 
 import re
+import shutil
 
 from regard.report.checklist import ITEMS
+from regard.run.folds import report_folds
+from regard.weights import Run
 
 
 def numbers(texts: list[str]) -> set[int]:
@@ -36,6 +39,21 @@ def test_what_a_run_knows_is_filled_and_the_rest_is_asked_for(folded):
     assert fold["Output and thresholds"].startswith("missing")
     assert "site: p " in all_folds["Robustness and heterogeneity"]
     assert "AUC, pooled" in all_folds["Results"]
+
+
+def test_what_folds_chose_and_what_was_explained_later_is_said(folded, tmp_path):
+    _, made = folded
+    again = Run(tmp_path / "again")
+    shutil.copytree(made.path, again.path)
+    chosen = [{"chosen": {"lr": rate}, "figure": "auroc", "scores": [0.5, 0.6]} for rate in (0.1, 0.2, 0.1)]
+    again.write_json("summary.json", made.read_json("summary.json") | {"nested": chosen})
+    (again.path / "explain").mkdir(exist_ok=True)
+    again.write_json("explain/masks.json", {"scores": [], "subjects": []})
+    report_folds(again)
+    rows = rows_of((again.path / "model_card.md").read_text())
+    assert rows["Training"].endswith("lr 0.1, 0.2, 0.1 (chosen inside each fold)")
+    assert rows["Training"].count("lr ") == 1
+    assert rows["Explanations"] == "maps against masks, in report.html"
 
 
 def test_a_translator_has_no_medical_checklist(translation_run):

@@ -21,7 +21,7 @@ from regard.metrics.survival import brier_scores, cox_slope, integrated, observe
 from regard.run import folds as folding
 from regard.run.folds import Plan, cross_validate
 from regard.task import Folds
-from regard.tasks.class_folds import warnings
+from regard.tasks.class_folds import figure_rows, warnings
 from regard.tasks.survival.curves import Curves, make_edges
 from regard.tasks.survival.evaluation import SurvivalEvaluation, compare_risks
 from regard.tasks.survival.folds import pool
@@ -191,12 +191,28 @@ def test_networks_trained_on_exchanged_outcomes_show_the_chance_level(tmp_path, 
 def test_a_fold_without_a_class_is_named():
     summary = {
         "figures": {"auroc": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 20}, "accuracy": {"value": 0.96}},
-        "classes": ["a", "b"], "counts": [[10, 0], [9, 1]], "confounders": [],
+        "classes": ["a", "b"], "counts": [[10, 0], [9, 1]], "chosen_on": [[30, 10], [25, 12]], "confounders": [],
     }  # fmt: skip
     assert warnings(summary) == ["fold 1 has no b: give fewer --folds, or more data"]
     assert "only 1 samples of a class" in warnings(summary | {"counts": [[9, 1]]})[0]
+    assert "chose its epoch and thresholds on 3 samples" in warnings(summary | {"chosen_on": [[30, 10], [25, 3]]})[1]
     summary["figures"]["accuracy"]["value"] = 0.95
     assert "commonest class, 95.0%" in warnings(summary)[1]
+
+
+def test_the_figures_of_several_classes_name_one_interval_of_the_auc():
+    names = ("auroc", "auroc_bootstrap", "sensitivity")
+    summary = {
+        "classes": ["a", "b"], "figures": {name: {"value": 0.8, "low": 0.7, "high": 0.9, "n": 20} for name in names},
+        "within_folds": 0.75,
+    }  # fmt: skip
+    rows = figure_rows(summary)
+    assert [row[0] for row in rows] == ["AUC, pooled", "AUC, pooled, by bootstrap", "AUC within folds", "Sensitivity"]
+    assert "DeLong" in rows[0][3]
+    rows = figure_rows(summary | {"classes": ["a", "b", "c"]})
+    assert [row[0] for row in rows] == ["AUC, pooled", "AUC within folds", "Sensitivity"]
+    assert "DeLong" not in rows[0][3]
+    assert "bootstrap" in rows[0][3]
 
 
 def test_numbers_and_survival_are_pooled(tmp_path):

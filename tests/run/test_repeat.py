@@ -67,7 +67,7 @@ def test_runs_of_other_settings_are_not_averaged_with_these(picture_folder, tmp_
     regard.train(picture_folder, seeds=2, out=tmp_path / "all", **SETTINGS)
     with pytest.raises(RunError, match="other settings: lr"):
         regard.train(picture_folder, seeds=2, out=tmp_path / "all", lr=0.1, **SETTINGS)
-    more = regard.train(picture_folder, seeds=3, out=tmp_path / "all", **SETTINGS)
+    more = regard.train(picture_folder, seeds=3, out=tmp_path / "all", timeout=900, **SETTINGS)
     assert more.read_json("summary.json")["runs"] == 3
     with pytest.raises(ConfigError, match="seeds=0"):
         regard.train(picture_folder, seeds=0, out=tmp_path / "none", **SETTINGS)

@@ -207,7 +207,7 @@ def test_what_cannot_be_resumed_says_so(picture_folder, tmp_path, capsys):
         regard.resume(run.path, quiet=True)
     state.unlink()
     (picture_folder / "red" / "00.png").unlink()
-    with pytest.raises(RunError, match="data has changed"):
+    with pytest.raises(RunError, match=r"data has changed .*gone: red/00\.png"):
         regard.resume(run.path, quiet=True)
     with pytest.raises(RunError, match="no such run"):
         regard.resume(tmp_path / "nothing")

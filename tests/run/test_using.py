@@ -36,6 +36,32 @@ def test_on_its_own_data_only_the_test_images_count(pictures, capsys):
     assert "left out" in capsys.readouterr().err
 
 
+def test_a_run_that_was_stopped_says_so_when_it_is_used(pictures, tmp_path, capsys):
+    shutil.copytree(pictures / "run", tmp_path / "run")
+    regard.load(tmp_path / "run")
+    assert "not finished" not in capsys.readouterr().err
+    (tmp_path / "run" / "summary.json").unlink()
+    metrics = tmp_path / "run" / "metrics.csv"
+    regard.load(tmp_path / "run")
+    assert "not finished: it was not tested" in capsys.readouterr().err
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    regard.load(tmp_path / "run")
+    assert "training stopped after epoch 2 of 3; `regard resume" in capsys.readouterr().err
+
+
+def test_check_and_probe_leave_out_as_many_damaged_images_as_train(tmp_path, run_folder, cli):
+    data = make_folder(tmp_path / "data", per_class=60, side=16)
+    (data / "red" / "broken.png").write_bytes(b"broken")
+    code, out, _ = cli("check", data)
+    assert code == 0
+    assert "red/broken.png" in out
+    code, _, err = cli("check", data, "--unreadable", "0")
+    assert code == 2
+    assert "1 of 121 images cannot be read" in err
+    code, _, err = cli("probe", run_folder, data, "--methods", "neighbours")
+    assert code == 0, err
+
+
 def test_copies_of_training_images_are_known_by_their_pixels(pictures, tmp_path):
     make_folder(tmp_path / "new", per_class=3, side=24)
     trained = next(
@@ -147,6 +173,13 @@ def test_figures_that_speak_against_a_model_are_said():
     assert "30.0%, less than always giving the commonest class: 70.0%" in below
     assert "far below the 90.0% on val" in far
     assert doubts(summary | {"val_accuracy": 0.44, "confusion": [[20, 5]] * 4}) == []
+    balanced = {"value": 0.45, "low": 0.35, "high": 0.55, "n": 100}
+    weighed = {**summary, "figures": {**figures, "balanced_accuracy": balanced}, "val_balanced_accuracy": 0.9}
+    del weighed["val_accuracy"]
+    below, far, simple = doubts(weighed | {"pixel_baselines": {"forest": {"value": 0.5}}})
+    assert "balanced accuracy on test is 45.0%, less than always giving the commonest class: 50.0%" in below
+    assert "far below the 90.0% on val" in far
+    assert "a simple model on raw pixels has 50.0%" in simple
 
 
 def test_eval_says_the_same_against_a_model_as_train(leaking, tmp_path, cli):

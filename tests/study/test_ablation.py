@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -79,6 +80,22 @@ def test_it_resumes_and_stops_in_time(made, data, monkeypatch):
         ablation(data, seeds=1, out=made.out, quiet=True, **{**TINY, "steps": 3})
 
 
+def test_it_resumes_without_the_folders_of_its_runs(made, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "train", None)
+    out = copytree(made.out, tmp_path / "study", ignore=ignore_patterns("runs"))
+    again = ablation(data, ("positions",), seeds=1, out=out, quiet=True, **TINY)
+    assert again.rows == made.rows
+
+
+@pytest.mark.long
+def test_several_runs_at_a_time_give_the_same(made, data, tmp_path):
+    again = ablation(data, ("positions",), seeds=1, jobs=2, out=tmp_path / "study", quiet=True, **TINY)
+    for row, own in zip(again.rows, made.rows, strict=True):
+        assert row | {"seconds": 0} == own | {"seconds": 0}
+    stopped = ablation(data, ("positions",), seeds=2, jobs=2, out=tmp_path / "study", minutes=-1.0, quiet=True, **TINY)
+    assert stopped.rows == again.rows
+
+
 def test_changed_data_is_refused_and_the_same_by_another_path_is_not(tmp_path, monkeypatch):
     write_pairs(tmp_path / "data", 120)
     monkeypatch.chdir(tmp_path)
@@ -104,6 +121,7 @@ def test_differences_are_per_seed_and_doubtful_ones_say_so():
     ("changes", "says"),
     [
         ({"seeds": 0}, "must be at least 1"),
+        ({"jobs": 0}, "must be at least 1"),
         ({"seed": 3}, "a study sets seed itself"),
         ({"model": "rnn_nano"}, "is no Transformer"),
         ({"rows": ("headz",)}, "did you mean heads"),

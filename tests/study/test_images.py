@@ -10,11 +10,11 @@ from torch import nn
 import regard
 from regard.errors import ConfigError, RunError
 from regard.explain.inspect import hooked
-from regard.explain.inspection import inspect_model
+from regard.explain.inspection import inspect_model, own_pictures
 from regard.study.images import norm_study, receptive_field_study, resolution_study, shift_study
 from regard.study.images.norms import TokenBatchNorm, with_batch_norm
 from regard.study.images.receptive import _normalise, attention_distances, receptive_fields
-from regard.study.images.shifts import answers_kept, shift_error
+from regard.study.images.shifts import BATCH, answers_kept, feature_grid, shift_error
 from regard.weights import Run
 
 
@@ -29,6 +29,17 @@ def test_a_circular_convolution_commutes_with_shifts_and_a_vit_with_positions_do
             module._reversed_padding_repeated_twice = [int(module.padding[0])] * 4  # pyright: ignore
     assert shift_error(convolved, x, 1) < 1e-9
     assert learned > 0.1
+
+
+def test_shifts_of_more_images_than_a_batch_are_of_all_images():
+    model = regard.create("vit_nano", classes=5, size=16).eval()
+    nn.init.normal_(model.head.weight)
+    x = torch.rand(BATCH + 6, 3, 16, 16)
+    with torch.no_grad():
+        own, moved = (model(image).logits.argmax(-1) for image in (x, x.roll((1, 1), dims=(2, 3))))
+        tokens = model(x).tokens[:, 1:]
+    assert answers_kept(model, x, 1) == pytest.approx(float((own == moved).double().mean()))
+    assert torch.allclose(feature_grid(model, x)[0].flatten(1, 2), tokens, atol=1e-5)
 
 
 def test_answers_of_a_bag_of_patches_stay_under_shifts_by_patches():
@@ -164,7 +175,18 @@ def test_no_study_writes_into_a_folder_of_another(run_folder, tmp_path):
 def test_shifts_of_a_run_and_what_is_refused(run_folder, tmp_path, cli):
     finding = shift_study([run_folder], shifts=(1, 2), out=tmp_path / "s", quiet=True)
     assert [row["shift"] for row in finding.rows] == [1, 2]
-    assert all(0 <= row["answers_kept"] <= 1 for row in finding.rows)
+    assert all(0 <= row["low"] <= row["answers_kept"] <= row["high"] <= 1 for row in finding.rows)
+    opened: Any = regard.load(run_folder)
+    everything = len(own_pictures(run_folder, opened.preparation, 10**6))
+    assert {row["n"] for row in finding.rows} == {min(64, everything)}
+    code, out, _ = cli("study", "invariance", str(run_folder), "--images", "70", "--out", str(tmp_path / "more"))
+    assert code == 0
+    assert f"(n = {min(70, everything)})" in out
+    code, _, err = cli("study", "invariance", str(run_folder), "--images", "0", "--out", str(tmp_path / "none"))
+    assert code == 2
+    assert "'0' is not a whole number of at least 1" in err
+    with pytest.raises(ConfigError, match="images=0 must be at least 1"):
+        shift_study([run_folder], images=0, out=tmp_path / "none", quiet=True)
     code, _, err = cli("study", "invariance")
     assert code == 2
     assert "takes RUN" in err

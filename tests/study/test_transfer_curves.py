@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,16 @@ def test_it_resumes_stops_in_time_and_refuses_other_settings(made, monkeypatch):
         transfer_size("digits", None, models, (40, 90), seeds=1, **{**same, "steps": 3})
     with pytest.raises(RunError, match="its tuning differ"):
         transfer_size("digits", None, models, (40, 90), seeds=1, **{**same, "tune": TUNE | {"lr": 0.1}})
+
+
+def test_it_resumes_without_the_folders_of_its_runs(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "train", None)
+    same: Any = {"seeds": 1, "hold_classes": HELD, **QUICK}
+    here = transfer_size("digits", None, ("vit_nano", "mlp_nano"), (40, 90), out=made.out, **same)
+    out = copytree(made.out, tmp_path / "study", ignore=ignore_patterns("runs"))
+    again = transfer_size("digits", None, ("vit_nano", "mlp_nano"), (40, 90), out=out, **same)
+    assert len(again.rows) == 4
+    assert again.rows == here.rows
 
 
 def test_masked_pre_training_and_another_data_set(tmp_path):

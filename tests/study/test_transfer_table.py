@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,13 @@ def test_it_resumes_grows_and_stops_in_time(made, monkeypatch):
     other = make_folder(made.out.parent / "more" / "photos", per_class=21, side=16)
     with pytest.raises(RunError, match="other data called photos"):
         transfer([other], models, seeds=2, out=made.out, **QUICK)
+
+
+def test_it_resumes_without_the_folders_of_its_runs(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "train", None)
+    out = copytree(made.out, tmp_path / "study", ignore=ignore_patterns("runs"))
+    again = transfer(list(made.data.values()), list(made.models.values()), seeds=2, out=out, **QUICK)
+    assert again.rows == made.rows
 
 
 def test_settings_of_the_cut_are_refused_before_a_study_runs(tmp_path):

@@ -165,10 +165,11 @@ def test_weights_keep_their_network_whatever_the_defaults_are(picture_folder, tm
     plain = regard.train(picture_folder, out=tmp_path / "plain", recipe="plain", **tiny())
     hybrid = regard.train(picture_folder, out=tmp_path / "hybrid", model="vit_nano", **tiny())
     for start, stem in ((plain, "patch"), (hybrid, "residual")):
-        for name, asked in (("named", {"model": "vit_nano"}), ("open", {})):
+        for name, asked in (("named", {"model": "vit_nano"}), ("open", {}), ("from scratch's", {"recipe": "default"})):
             more = tiny(weights=str(start.path), depth=None, **asked)
             run = regard.train(picture_folder, out=tmp_path / f"{stem}-{name}", **more)
             assert network(run).config.stem == stem
+            assert "trained weights: their network" in run.read_json("config.json")["why"]
 
 
 @pytest.mark.parametrize(
@@ -218,14 +219,24 @@ def test_a_residual_stem_is_a_resnets_beginning():
     torch.testing.assert_close(model.patches(x), model.patches.project(other(x).tokens))
 
 
+def trained(run: Run) -> int:
+    return [row["split"] for row in run.read_rows("splits.csv")].count("train")
+
+
 def test_the_line_of_defaults_counts_training_images_and_tells_whose_size_it_is(picture_folder, tmp_path):
     run = begin(picture_folder, tmp_path / "own", **tiny())
-    trained = [row["split"] for row in run.read_rows("splits.csv")].count("train")
-    why = run.read_json("config.json")["why"]
-    assert int(why.split()[1]) == pytest.approx(trained, abs=2)
-    assert "training images of" in why
-    asked = begin(picture_folder, tmp_path / "asked", size=16, **tiny())
-    assert "training images at 16 × 16" in asked.read_json("config.json")["why"]
+    assert f"for {trained(run)} training images of" in run.read_json("config.json")["why"]
+    asked = begin(picture_folder, tmp_path / "asked", size=16, images=7, **tiny())
+    assert "for 7 training images at 16 × 16" in asked.read_json("config.json")["why"]
+    some = make_folder(tmp_path / "some", per_class=3)  # of three, one each for val and test
+    for split in (some, make_folder(tmp_path / "tested" / "train", per_class=20)):
+        shutil.copytree(split, tmp_path / "tested" / "test", dirs_exist_ok=True)
+    for number, data in enumerate((some, tmp_path / "tested")):  # val is cut from the training images of the second
+        run = begin(data, tmp_path / f"run{number}", **tiny())
+        assert f"for {trained(run)} training images" in run.read_json("config.json")["why"]
+    folds = regard.train(tmp_path / "tested" / "train", folds=2, out=tmp_path / "folds", **tiny(model="vit_nano"))
+    fold = Run(folds.path / "fold1")
+    assert f"for {trained(fold)} training images" in fold.read_json("config.json")["why"]
 
 
 def test_a_long_plan_on_a_cpu_names_what_is_shorter(picture_folder, tmp_path, monkeypatch, capsys):
@@ -256,6 +267,41 @@ def test_minutes_set_the_number_of_epochs(picture_folder, tmp_path, monkeypatch,
     assert all(torch.equal(a[name], b[name]) for name in a), "measuring must leave no trace"
     with pytest.raises(ConfigError, match="minutes is given beside"):
         quick(picture_folder, tmp_path / "both", epochs=2, minutes=1)
+
+
+@pytest.mark.parametrize("length", [{"minutes": 1.0}, {"steps": 3}, {"epochs": 2}, {}], ids=str)
+def test_the_default_length_is_told_where_no_other_is_asked_for(length, picture_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.run.runner.measure", lambda *_: Timing(0.0, 1.0, 0.0, 1.0, 150))
+    asked = {key: value for key, value in tiny(model="vit_nano", size=16).items() if key != "epochs"} | length
+    why = begin(picture_folder, tmp_path / "run", **asked).read_json("config.json")["why"]
+    assert ("150 epochs" in why) == (not length)
+    assert "two cores" not in why, "a network that was asked for has not been timed"
+
+
+@pytest.mark.parametrize("asked", [{}, {"depth": 2}, {"epochs": 3}, {"minutes": 2}], ids=str)
+def test_the_default_on_a_cpu_says_how_long_it_takes(asked, picture_folder):
+    dataset: Any = regard.check(picture_folder, quiet=True)
+    assert ("150 epochs, about 1 minute on two cores" in Task.choose(dataset, None, asked, False).why) == (not asked)
+    assert "two cores" not in Task.choose(dataset, None, asked, True).why
+
+
+@pytest.mark.parametrize("command", ["resume", "train"])
+def test_a_resumed_run_keeps_the_epochs_that_its_minutes_gave(command, picture_folder, tmp_path, monkeypatch):
+    """Its schedule ends where it was planned, however fast the machine is now."""
+    asked = {key: value for key, value in tiny(model="vit_nano", size=16, minutes=1.0).items() if key != "epochs"}
+    out = tmp_path / "run"
+    for epoch in (20.0, 1.0):  # seconds, of 150 epochs of one step
+        timing = Timing(first=0.0, step=epoch, validation=0.0, loss=1.0, steps=150)
+        monkeypatch.setattr("regard.run.runner.measure", lambda *_, timing=timing: timing)
+        if epoch == 20:
+            begin(picture_folder, out, **asked)
+        elif command == "resume":
+            regard.resume(out, quiet=True)
+        else:
+            regard.train(picture_folder, out=out, resume=True, **asked)
+    rows = Run(out).read_rows("metrics.csv")
+    assert len(rows) == 3
+    assert float(rows[-1]["lr"]) < 0.05 * 2e-3
 
 
 def test_minutes_replace_the_steps_of_a_recipe(pairs_folder, tmp_path, monkeypatch, capsys):
@@ -340,6 +386,67 @@ def test_unequal_classes_are_told_and_can_be_weighed(tmp_path, capsys):
     assert "ten times the training images" in (plain.path / "report.html").read_text()
     regard.train(data, out=tmp_path / "b", holdout=0.2, class_weights="balanced", **tiny(quiet=False))
     assert "more than ten times" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", ["equal", "balanced"])
+def test_weighed_classes_choose_the_epoch_by_balanced_accuracy(weights, tmp_path, monkeypatch):
+    """Else the epoch would be kept that always gives the commonest class, which the weights are there to prevent."""
+    epochs = iter([(0.95, 0.5), (0.8, 0.9), (0.85, 0.7)])
+    monkeypatch.setattr(
+        "regard.tasks.classification.task.quick_figures",
+        lambda *_: dict(zip(("accuracy", "balanced_accuracy"), next(epochs), strict=True)) | {"loss": 1.0},
+    )
+    data = unbalanced(tmp_path / "data", large=80, small=6)
+    run = regard.train(data, out=tmp_path / "run", holdout=0.2, class_weights=weights, **tiny(epochs=3))
+    summary = run.read_json("summary.json")
+    name, kept, value = {"equal": ("accuracy", 1, 0.95), "balanced": ("balanced_accuracy", 2, 0.9)}[weights]
+    assert (summary["best_epoch"], summary[f"val_{name}"]) == (kept, value)
+    assert f"by validation {name.replace('_', ' ')}" in (run.path / "report.html").read_text()
+
+
+def test_the_balanced_accuracy_of_an_epoch_is_the_mean_recall(tmp_path):
+    data = unbalanced(tmp_path / "data", large=40, small=8)
+    (data / "test").rename(data / "val")  # then the figures are on val too
+    run = regard.train(data, out=tmp_path / "run", **tiny())
+    row, figures = run.read_rows("metrics.csv")[0], run.read_json("summary.json")["figures"]
+    for name in ("accuracy", "balanced_accuracy"):
+        assert float(row[f"val_{name}"]) == pytest.approx(figures[name]["value"], abs=1e-5)
+
+
+@pytest.mark.whole_runs
+def test_pixel_baselines_are_weighed_as_the_network_is(tmp_path):
+    """Noise: without weights a forest always gives the commonest class, and so is right for most of the images."""
+    data, draw = unbalanced(tmp_path / "data", large=80, small=6), np.random.default_rng(1)
+    for file in data.rglob("*.png"):
+        Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(file)
+    for file in sorted((data / "test" / "few").iterdir())[1:]:
+        file.unlink()
+    values = {}
+    for weights in ("equal", "balanced"):
+        run = regard.train(data, out=tmp_path / weights, holdout=0.2, class_weights=weights, **tiny())
+        values[weights] = run.read_json("summary.json")["pixel_baselines"]["random forest"]["value"]
+        assert ("random forest on pixels, balanced accuracy" in (run.path / "report.html").read_text()) == (
+            weights == "balanced"
+        )
+    assert values == {"equal": 6 / 7, "balanced": 0.5}
+
+
+def test_balanced_weights_are_one_over_the_number_of_training_images(tmp_path, monkeypatch):
+    used = list[Any]()
+
+    def train(_, task: Any, *__: Any) -> None:
+        used.append(task.objective.weights)
+        raise Begun
+
+    monkeypatch.setattr("regard.run.runner.train", train)
+    data = unbalanced(tmp_path / "data", large=30, small=10)
+    for weights in ("equal", "balanced"):
+        with pytest.raises(Begun):
+            regard.train(data, out=tmp_path / weights, holdout=0.2, class_weights=weights, **tiny())
+    equal, balanced = used
+    few, many = 8, 24  # after val is cut
+    assert equal is None
+    torch.testing.assert_close(balanced, torch.tensor([32 / (2 * few), 32 / (2 * many)]))
 
 
 def test_class_weights_scale_the_loss_of_each_class():

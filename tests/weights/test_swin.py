@@ -214,7 +214,7 @@ def test_what_ours_cannot_be_is_refused(fields, tmp_path):
         regard.create(weights=tmp_path)
 
 
-@pytest.mark.parametrize("family", ["swinv2", "microsoft"])
+@pytest.mark.parametrize("family", ["swinv2", "microsoft", "timm"])
 def test_swin_v2_is_refused_by_name(family, tmp_path):
     fields = {"image_size": 16, "patch_size": 4, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 2}
     theirs = transformers.Swinv2ForImageClassification(transformers.Swinv2Config(**fields))
@@ -222,8 +222,10 @@ def test_swin_v2_is_refused_by_name(family, tmp_path):
         theirs.save_pretrained(tmp_path)
         with pytest.raises(RunError, match="Swin V2"):
             regard.create(weights=tmp_path)
-    else:  # names of Microsoft's swin_transformer_v2.py
+    else:  # names of Microsoft's swin_transformer_v2.py, and of timm's swinv2_cr
         names = ("patch_embed.proj.weight", "layers.0.blocks.0.attn.cpb_mlp.0.weight", "head.weight")
+        if family == "timm":
+            names = ("patch_embed.proj.weight", "stages.0.blocks.0.attn.meta_mlp.fc1.weight", "x.attn.logit_scale")
         save_file({name: torch.rand(2, 2) for name in names}, tmp_path / "v2.safetensors")
         with pytest.raises(RunError, match="Swin V2, as its tensors are named"):
             regard.create(weights=tmp_path / "v2.safetensors")

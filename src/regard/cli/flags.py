@@ -98,11 +98,15 @@ def _shown(help: str, default: Any, replaced: bool) -> str:
     return f"{help.removesuffix('.')} (default: {chosen}{value}).".replace("%", "%%")
 
 
-def at_least_one(word: str) -> int:
+def at_least_one(word: str, least: int = 1) -> int:
     """The type of a flag that is a whole number of at least 1."""
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    if not word.isdecimal() or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}")
     return int(word)
+
+
+def at_least_two(word: str) -> int:
+    return at_least_one(word, least=2)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
@@ -135,6 +139,19 @@ def _reader(kind: Any, name: str) -> Any:
 
     read.__name__ = name
     return read
+
+
+def read_values(config: type[RunConfig], words: Sequence[str]) -> dict[str, list[Any]]:
+    """Several values of each setting, from words such as lr=1e-3,5e-4."""
+    kinds = {entry.name: kind for _, entry, kind in config.entries()} | config.shape_fields()
+    made: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        name = name.replace("-", "_")
+        if not values:
+            raise ConfigError(f"{word!r} names no values", do="give a setting and its values, such as lr=1e-3,5e-4")
+        made[name] = [_reader(kinds.get(name, str), name)(value) for value in values.split(",")]
+    return made
 
 
 Shown = Literal["all", "common", "none"]

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from regard import registry, tasks
-from regard.cli.flags import Parser, Shown, Switch, add_opening, add_setting, add_settings, at_least_one, parse
+from regard.cli.flags import (
+    Parser,
+    Shown,
+    Switch,
+    add_opening,
+    add_setting,
+    add_settings,
+    at_least_one,
+    at_least_two,
+    parse,
+    read_values,
+)
 from regard.cli.studying import KINDS, run_image_study
 from regard.cli.transferring import KINDS as TRANSFERS
 from regard.cli.transferring import run_transfer_study
@@ -88,10 +99,13 @@ def _make(making: Making, words: Sequence[str]) -> None:
     }
     dry_run, seeds = given.pop("dry_run", False), given.pop("seeds", 1)
     folds, jobs, retrain = given.pop("folds", 1), given.pop("jobs", 1), given.pop("retrain", 0)
+    words = given.pop("nested", ())
     entry, _ = tasks.choose(data, given, command)
     check_settings(entry, given)
+    nested = read_values(entry.config, [words] if isinstance(words, str) else words)
     if ray is not None:
-        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1, "retrain": retrain != 0 and folds == 1}
+        others = {"dry-run": dry_run, "seeds": seeds != 1, "jobs": jobs != 1}
+        others |= {"retrain": retrain != 0 and folds == 1, "nested": bool(nested) and folds == 1}
         if unfit := [name for name, asked in others.items() if asked]:
             what = f"--ray trains one run or the folds of one, and does not go with --{' or --'.join(unfit)}"
             raise ConfigError(what, do="leave one of them out")
@@ -99,12 +113,13 @@ def _make(making: Making, words: Sequence[str]) -> None:
 
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # where Ray has its processes speak, into a file as well
-        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, **same, **given)
+        made = train_on_ray(data, processes=ray, folds=folds, retrain=retrain, nested=nested, **same, **given)
         return tell_run(made) if folds == 1 else tell_folds(made)
-    check_repeats(seeds, folds, jobs, retrain, dry_run)
+    check_repeats(seeds, folds, jobs, retrain, dry_run, bool(nested))
     from regard import api
 
-    repeats = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain} if making.several else {}
+    repeats: dict[str, Any] = {"seeds": seeds, "folds": folds, "jobs": jobs, "retrain": retrain, "nested": nested}
+    repeats = repeats if making.several else {}
     made = getattr(api, command)(data, dry_run=dry_run, **repeats, **same, **given)
     if dry_run:
         return
@@ -144,7 +159,7 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
         parser.add_argument("--seeds", type=at_least_one, metavar="INT", help="Runs to make, each with the next seed.")
         parser.add_argument(
             "--folds",
-            type=at_least_one,
+            type=at_least_two,
             metavar="INT",
             help="Cross-validate: as many runs, each tested on its own fold.",
         )
@@ -156,6 +171,8 @@ A recipe may change the defaults; a run prints what it uses and writes it to con
             about = SUPPRESS if shown == "common" else help
             kind = int if name == "retrain" else at_least_one
             parser.add_argument(f"--{name}", type=kind, metavar="INT", help=about)
+        about = SUPPRESS if shown == "common" else "With --folds: each fold chooses among these values: lr=1e-3,5e-4."
+        parser.add_argument("--nested", nargs="+", metavar="NAME=A,B", help=about)
     add_settings(parser, [entry.config for entry in entries], shown, model, _replaced(entries))
     return parser
 
@@ -175,9 +192,10 @@ def run_check(words: Sequence[str]) -> None:
     parser = Parser("check", run_check.__doc__)
     parser.add_argument("data", help=DATA_HELP)
     add_opening(parser, (entry.config for entry in tasks.TASKS))
+    _add_common(parser, "unreadable")
     given = parse(parser, words)
     data, quiet = given.pop("data"), given.pop("quiet", False)
-    check_settings(tasks.choose(data, given)[0], given)
+    settings = check_settings(tasks.choose(data, given)[0], given)
     from regard import api
 
     try:
@@ -186,12 +204,19 @@ def run_check(words: Sequence[str]) -> None:
         _tell_dicom(Path(data))
         raise
     print(dataset.describe())
-    dataset.require_usable()
+    dataset.require_usable(settings.data.unreadable)
     from regard.run.using import confounded, require_trainable
 
     for line in confounded(dataset, data, **given):
         print(f"warning: {line}")
     require_trainable(dataset, data, **given)
+
+
+def _add_common(parser: Parser, *names: str) -> None:
+    """Flags of settings that every task has."""
+    for _, entry, kind in RunConfig.entries():
+        if entry.name in names:
+            add_setting(parser, entry.name, kind, entry.metadata["help"])
 
 
 def _tell_dicom(folder: Path) -> None:
@@ -208,9 +233,7 @@ def run_resume(words: Sequence[str]) -> None:
     parser.add_argument("run", help="Run folder.")
     parser.add_argument("--data", metavar="DATA", help="Where its data is now. Default: where it was.")
     parser.add_argument("--workers", type=int, metavar="INT", help="Loader processes.")
-    for _, entry, kind in RunConfig.entries():
-        if entry.name in ("device", "nonfinite", "timeout", "save_every"):
-            add_setting(parser, entry.name, kind, entry.metadata["help"])
+    _add_common(parser, "device", "nonfinite", "timeout", "save_every")
     given = parse(parser, words)
     run, data, quiet = given.pop("run"), given.pop("data", None), given.pop("quiet", False)
     require_path(run)
@@ -292,7 +315,7 @@ transfer DATA…: pre-training, and what it brings on other data."""
 
 
 def _ablation(data: str, quiet: bool, given: dict[str, Any]) -> None:
-    for name in sorted(given.keys() & {"quick", "models", "sizes", "jobs"}):
+    for name in sorted(given.keys() & {"quick", "models", "sizes"}):
         raise ConfigError(f"an ablation has no --{name}", do="leave it out")
     from regard.study import ablation
 

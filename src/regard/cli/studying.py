@@ -20,7 +20,7 @@ KINDS = {
     "resolution": Kind(
         ("RUN", "DATA"), ("sizes", "epochs"), "accuracy over the test size, with and without fine-tuning there (FixRes)"
     ),
-    "invariance": Kind(("RUN", "…"), (), "features and answers of shifted images, for each run"),
+    "invariance": Kind(("RUN", "…"), ("images",), "features and answers of shifted images, for each run"),
     "receptive-field": Kind((), ("models", "size"), "how far one place sees after n blocks, by gradients"),
     "batch-norm": Kind(
         (), ("sizes", "steps", "seeds"), "LayerNorm and BatchNorm in a ViT by batch size (--sizes 2,8,64)"
@@ -37,6 +37,7 @@ def run_image_study(words: Sequence[str]) -> None:
     parser.add_argument("--sizes", help="resolution: test sizes in pixels; batch-norm: batch sizes; with commas.")
     parser.add_argument("--models", help="receptive-field: models, with commas.")
     parser.add_argument("--size", type=at_least_one, metavar="INT", help="receptive-field: input size (default: 64).")
+    parser.add_argument("--images", type=at_least_one, metavar="INT", help="invariance: test images (default: 64).")
     parser.add_argument(
         "--epochs", type=at_least_one, metavar="INT", help="resolution: epochs of fine-tuning (default: 2)."
     )

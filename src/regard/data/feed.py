@@ -27,11 +27,11 @@ class ImageFeed:
         self.loader, self.augment, self.device = loader, augment, device
         self.rows: int | None = -(-loader.batch // loader.order.ranks)
         """Number of images per process in a full batch."""
+        loader.keep_on(device)
         self.early = device.type == "cuda" and loader.stacked is not None
         """Whether to prefetch: to augment images before they are needed."""
         self.next: dict[tuple[int, int], Iterator[ImageBatch]] = {}
         """Prefetched batches, by epoch and start sample."""
-        loader.keep_on(device)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -26,6 +27,10 @@ from regard.data.source import Source
 from regard.data.workers import signals_held
 from regard.errors import DataError, is_out_of_memory
 
+KEPT_SHARE = 1 / 3
+"""Of a GPU's free memory, what volumes may take that stay there."""
+READERS = 8
+"""Threads that read them, and volumes read at once."""
 SPARE = "free memory (each worker holds a few batches) or give fewer --workers; then `regard resume`"
 
 
@@ -183,8 +188,9 @@ class WorkerLoader:
 class Loader(WorkerLoader):
     """Batches of one split. `shuffle` is the seed of the order, or None for the order of the source.
 
-    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device. Each of
-    `ranks` processes gets its share of every batch, so batches do not depend on the number of processes.
+    Images that fit in memory are resized once and kept there; `keep_on` moves them to a device, and volumes that
+    fit in its memory too. Each of `ranks` processes gets its share of every batch, so batches do not depend on the
+    number of processes.
     """
 
     def __init__(
@@ -206,12 +212,34 @@ class Loader(WorkerLoader):
         self.stacked: ImageBatch | None = None
         if kept:
             self.stacked = collate([images[0, i] for i in index])
-            self.sorted = np.argsort(self.order.index)
+        self.sorted = np.argsort(self.order.index)
 
     def keep_on(self, device: torch.device) -> None:
-        if self.stacked is not None:
+        if self.stacked is None and self._fits_on(device):
+            self.stacked, self.loader = self._read_onto(device), None
+        elif self.stacked is not None:
             images, labels, numbers, _ = self.stacked
             self.stacked = ImageBatch(images.to(device), labels.to(device), numbers)
+
+    def _fits_on(self, device: torch.device) -> bool:
+        """Of prepared volumes, which reading in every epoch would keep a GPU waiting for."""
+        images, count = self.images, len(self.order.index)
+        if len(images.size) != 3 or images.crop or not count:
+            return False
+        return 4 * count * images.channels * math.prod(images.size) <= KEPT_SHARE * free_on(device)
+
+    def _read_onto(self, device: torch.device) -> ImageBatch:
+        """All samples as one batch on the device, a few at a time."""
+        index, held, labels = self.order.index.tolist(), None, list[int]()
+        with ThreadPoolExecutor(READERS) as pool:
+            for at in range(0, len(index), READERS):
+                some = collate(list(pool.map(lambda i: self.images[0, i], index[at : at + READERS])))
+                if held is None:
+                    held = torch.empty(len(index), *some.images.shape[1:], dtype=some.images.dtype, device=device)
+                held[at : at + len(some.images)] = some.images.to(device)
+                labels += some.labels.tolist()
+        assert held is not None
+        return ImageBatch(held, torch.tensor(labels, device=device), torch.tensor(index))
 
     def epoch(self, number: int, together: int = 1, start: int = 0) -> Iterator[ImageBatch]:
         """The epoch's batches from sample `start` on; if images are in memory, `together` batches at once."""
@@ -227,6 +255,11 @@ class Loader(WorkerLoader):
             there = send(part, self.stacked.images.device)
             images, labels, numbers = (t[i] for t, i in zip(self.stacked[:3], (there, there, part), strict=True))
             yield ImageBatch(images, labels, numbers, tuple((len(own), share) for own, share in some))
+
+
+def free_on(device: torch.device) -> int:
+    """Free bytes of a GPU; 0 of what is none."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 class _Guarded(Dataset[Any]):

@@ -78,10 +78,16 @@ class Preparation:
 
         A region smaller than a pixel of the input marks the pixel that it covers most. `frame` is that of a scan.
         """
-        share = (frame or self.frame(tuple(mask.shape))).mask_to_input(mask)
+        frame = frame or self.frame(tuple(mask.shape))
+        share = frame.mask_to_input(mask)
         if share.max() <= 0:
-            what = "is empty" if not mask.any() else "lies in the part that is cut off: inputs are cut at the centre"
-            raise ConfigError(f"the mask {what}", do="mark something that the network sees")
+            what, do = "is empty", "mark something"
+            if mask.any():
+                what, do = "lies in the part that is cut off", "mark something that the network sees"
+            if mask.any() and isinstance(frame, Frame) and len(frame.window) == 2:
+                rows, columns = (f"{start:.0f} to {start + length:.0f}" for start, length in frame.window)
+                do += f": rows {rows}, columns {columns}"
+            raise ConfigError(f"the mask or box {what}", do=do)
         return share >= min(0.5, float(share.max())) - 1e-6
 
     def patient(self, picture: Tensor) -> Tensor | None:

@@ -23,6 +23,8 @@ COLUMNS = {
 }
 FLAGS = {"path": "image-column", "label": "label-column"}
 """The settings by which a column may be named."""
+MISSING = ("", "na", "n/a", "nan", "none", "null", "?", "unknown", "missing")
+"""What stands for a missing label of a scan, or of several labels, in any case."""
 SHOWN = 5
 
 
@@ -138,6 +140,10 @@ def refuse_rows(problems: list[str], path: Path) -> None:
     if problems:
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise DataError("; ".join(problems[:SHOWN]) + more, where=path, do="correct or delete these rows")
+
+
+def is_missing(label: str) -> bool:
+    return label.strip().lower() in MISSING
 
 
 def natural(name: str) -> tuple[bool, int, str]:

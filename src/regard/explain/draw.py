@@ -128,7 +128,7 @@ def _header(item: Explanation) -> list[tuple[str, str]]:
         seen = ", the framed part" if item.frame.cuts else ""
         where = f" · {_size(item.frame.file_size)}{seen} seen as {_size(item.frame.input_size)}"
     if item.scan is not None:
-        where = f" · {_size(item.scan.file_size[::-1])} voxels seen as {_size(item.scan.frame.input_size[::-1])}"
+        where = f" · {_size(item.scan.file_size)} voxels seen as {_size(item.scan.frame.input_size)}"
     options = "".join(f" {name}={value}" for name, value in item.options.items())
     texts = [
         (f"{_short(item.prediction.name)} · predicted {item.prediction}{truth}{where}", SOFT),
@@ -139,8 +139,8 @@ def _header(item: Explanation) -> list[tuple[str, str]]:
 
 
 def _size(size: tuple[int, ...]) -> str:
-    """Width first, as people say it."""
-    return " × ".join(map(str, reversed(size)))
+    """As everywhere: height before width, as `--size` takes it."""
+    return "×".join(map(str, size))
 
 
 def _scores(item: Explanation) -> str:

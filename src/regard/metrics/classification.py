@@ -100,7 +100,7 @@ def summarise(probs: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], s
     figures = {
         "accuracy": wilson(int(hit.sum()), n),
         **({f"top{top}_accuracy": wilson(int(in_top.sum()), n)} if len(classes) > 5 else {}),
-        "balanced_accuracy": _mean_of_independent([row["recall"] for row in per_class.values()]),
+        "balanced_accuracy": mean_of_independent([row["recall"] for row in per_class.values()]),
         "auroc": _macro_auroc([row["auroc"] for row in per_class.values()], weights, probs, labels),
         "calibration_error": _calibration_figure(_calibration(weights, probs.max(1), hit), reliability, n),
         "log_loss": with_percentiles(log_losses[0], log_losses[1:], n),
@@ -157,7 +157,7 @@ def _macro_auroc(each: list[Figure], weights: np.ndarray, probs: np.ndarray, lab
     return Figure(value, low, high, len(labels))
 
 
-def _mean_of_independent(each: list[Figure]) -> Figure:
+def mean_of_independent(each: list[Figure]) -> Figure:
     """The mean of independent figures, with limits from theirs (MOVER; Zou & Donner, 2008)."""
     each = [figure for figure in each if figure.n]
     value = sum(figure.value for figure in each) / len(each)

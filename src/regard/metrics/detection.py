@@ -1,6 +1,6 @@
 """Average precision and recall of boxes as COCO defines them, with intervals over images.
 
-- faster-coco-eval computes the values.
+- faster-coco-eval computes the values of boxes; where it is not installed, our own count, which tests hold equal to it.
 - For the intervals, images are drawn with replacement. Which box finds which object does not depend on the draw: it is
   matched once, and only precision and recall are counted anew. On all images that gives faster-coco-eval's values.
 - Boxes are corners (left, top, right, bottom) in pixels, pixel 0 being from 0 to 1.
@@ -280,11 +280,11 @@ def _mean(values: np.ndarray) -> float:
 def coco_arrays(
     truths: Sequence[Truth], detections: Sequence[Detections], classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """faster-coco-eval's precision (thresholds, recalls, classes, sizes) and recall (thresholds, classes, sizes)."""
+    """Precision (thresholds, recalls, classes, sizes) and recall (thresholds, classes, sizes), by faster-coco-eval."""
     try:
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:
-        raise missing("faster-coco-eval", "detect") from None
+        return counted_arrays(truths, detections, classes)
     images = [{"id": n, "width": 1, "height": 1} for n in range(1, len(truths) + 1)]
     objects = [
         {"id": 0, "image_id": n, "category_id": int(label) + 1, "bbox": _xywh(box), "iscrowd": int(crowd), "area": area}
@@ -317,8 +317,17 @@ def coco_arrays(
         precision, recall = (judge.eval[name][..., -1] for name in ("precision", "recall"))
         precision, recall = precision.reshape(shape), recall.reshape(shape[:1] + shape[2:])
         return np.where(precision < 0, np.nan, precision), np.where(recall < 0, np.nan, recall)
-    there = np.array([[own.objects.sum() > 0 for own in rank(truths, detections, classes, size)] for size in SIZES]).T
-    return np.where(there, 0.0, np.full(shape, np.nan)), np.where(there, 0.0, np.full(shape[:1] + shape[2:], np.nan))
+    return counted_arrays(truths, detections, classes)
+
+
+def counted_arrays(
+    truths: Sequence[Truth], detections: Sequence[Detections], classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same by our own count."""
+    once = np.ones(len(truths))
+    made = [[count(own, once) for own in rank(truths, detections, classes, size)] for size in SIZES]
+    precision, recall = (np.array([[pair[n] for pair in row] for row in made]) for n in (0, 1))
+    return precision.transpose(2, 3, 1, 0), recall.transpose(2, 1, 0)
 
 
 def _quiet(*_: object) -> None:

@@ -24,9 +24,14 @@ def attention_explorer(run: Run, items: list[dict[str, Any]]) -> str:
         if "left_out" in record:
             missing.append(f"{item['name']} ({record['left_out']})")
         else:
-            about = f"{item['name']}: predicted {item['predicted']}, true {item['label']}"
-            shown.append({"name": about, **record})
+            shown.append({"name": named(item), **record})
     return interactive("explorer", "attention_explorer.js", _SECTION, shown, missing)
+
+
+def named(item: dict[str, Any]) -> str:
+    """An explained input by name, with its prediction and, where there is one, its label."""
+    true = "" if item["label"] is None else f", true {item['label']}"
+    return f"{item['name']}: predicted {item['predicted']}{true}"
 
 
 def interactive(name: str, script: str, section: str, shown: list[dict[str, Any]], missing: list[str]) -> str:

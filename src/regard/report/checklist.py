@@ -7,7 +7,7 @@ and 35 to 40 of CLAIM have not been checked against its text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from regard.settings import RunConfig
@@ -49,8 +49,21 @@ def _level(f: Facts) -> str | None:
 
 
 def _training(f: Facts) -> str:
+    chosen = chosen_inside(f.summary)
     names = ("epochs", "batch_size", "optimizer", "lr", "weight_decay", "policy", "mixup", "seed")
-    return ", ".join(f"{name} {f.setting(name)}" for name in names if f.setting(name) is not None)
+    said = [f"{name} {f.setting(name)}" for name in names if f.setting(name) is not None and name not in chosen]
+    inside = [f"{name} {values} (chosen inside each fold)" for name, values in chosen.items()]
+    return ", ".join([*said, *inside])
+
+
+def chosen_inside(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Of each setting that folds have chosen for themselves, the value of every fold.
+
+    >>> chosen_inside({"nested": [{"chosen": {"lr": 0.1, "depth": 2}}, {"chosen": {"lr": 0.2, "depth": 2}}]})
+    {'lr': '0.1, 0.2', 'depth': '2, 2'}
+    """
+    each = [own["chosen"] for own in summary.get("nested", ())]
+    return {name: ", ".join(str(own[name]) for own in each) for name in (each[0] if each else ())}
 
 
 def _start(f: Facts) -> str:
@@ -83,8 +96,10 @@ def _calibration(f: Facts) -> str | None:
 
 
 def _explained(f: Facts) -> str | None:
-    made = (f.run.path / "explain" / "explanations.json").is_file()
-    return "maps with tests of their faithfulness, in report.html" if made else None
+    if (f.run.path / "explain" / "explanations.json").is_file():
+        return "maps with tests of their faithfulness, in report.html"
+    around = f.run.path.parent / "explain" / "masks.json"  # of several folds, explained later
+    return "maps against masks, in report.html" if "folds" in f.summary and around.is_file() else None
 
 
 def _confounders(f: Facts) -> str | None:

@@ -18,6 +18,9 @@ from regard.weights import Run
 
 TITLE = "Why it decided so"
 METHODS = {
+    "attention": "<em>Attention</em> is the last layer’s, the mean over its heads: of a box, where its query looks.",
+    "chefer": "<em>Relevance</em> (Chefer et al., 2021) follows attention, weighted by its gradients, through all "
+    "layers: by what way the answer was found.",
     "rollout": "<em>Rollout</em> follows attention from the output to the input (the ViT paper’s Figure 6): where the "
     "network looked.",
     "integrated_gradients": "<em>Integrated gradients</em> share out the score among the pixels: what decided.",

@@ -28,7 +28,7 @@ def curves(
     left, right = figure.subplots(1, 2)
     epochs = _losses(left, rows, loss)
     name_curves(left, (train, BLUE), ("validation", ORANGE))
-    accuracy = [100 * float(row[f"val_{measure.lower()}"]) for row in rows]
+    accuracy = [100 * float(row[f"val_{measure.lower().replace(' ', '_')}"]) for row in rows]
     right.plot(epochs, accuracy, color=ORANGE)
     dress(right, "epoch", f"validation {measure} (%)")
     right.xaxis.get_major_locator().set_params(integer=True)

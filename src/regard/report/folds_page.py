@@ -7,8 +7,9 @@ from typing import Any
 
 from regard.console import shown
 from regard.errors import RunError
+from regard.report.checklist import chosen_inside
 from regard.report.explanations import TITLE, masks_html
-from regard.report.page import card_text, duration, facts, page_html, reproducing, settings_html, table
+from regard.report.page import card_text, duration, facts, folds_flags, page_html, reproducing, settings_html, table
 from regard.settings import RunConfig
 from regard.task import Page
 from regard.weights import Run, write_text
@@ -20,7 +21,8 @@ def write_folds_report(folder: Run, task: Any, config: RunConfig, origins: dict[
     first = Run(folder.path / "fold1")
     try:
         page: Page = task.pool_page(folder, data, summary)
-        again = f"regard train {reproducing(where, config, origins)} --folds {summary['folds']}"
+        folds = folder.read_json("folds.json")
+        again = f"regard train {reproducing(where, config, origins, folds)}{folds_flags(folds)}"
         parts = _parts(page, where, config, origins, data, summary, again, folder)
         card = card_text(first, where, config, data, summary, page)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -45,6 +47,7 @@ def _parts(
             ("parameters", f"{summary['parameters']:,}"),
             ("training, all folds", duration(summary["seconds"])),
             ("weights kept", f"epochs {epochs} of {config.optim.epochs}, by validation {page.chosen_by} in each fold"),
+            *_nested(summary),
             ("device", device),
             *page.facts,
             *_retrained(summary),
@@ -66,6 +69,19 @@ def _parts(
         f"<p>regard {escape(str(environment['regard']))}, torch {escape(str(environment['torch']))}, "
         f"Python {escape(str(environment['python']))}, {escape(str(environment['platform']))}.</p>",
     ]  # fmt: skip
+
+
+def _nested(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was chosen inside each fold, where something was."""
+    values = [f"{name} {each}" for name, each in chosen_inside(summary).items()]
+    if not values:
+        return []
+    return [
+        (
+            "settings chosen inside each fold",
+            f"{'; '.join(values)}, by {summary['nested'][0]['figure']} on the next fold",
+        )
+    ]
 
 
 def _retrained(summary: dict[str, Any]) -> list[tuple[str, str]]:

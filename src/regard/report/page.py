@@ -26,7 +26,7 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
         stored = run.read_json("config.json")
         where, defaults = str(stored["data"]), str(stored.get("why", ""))
         card = card_text(run, where, config, data, summary, page) if page.limits else ""
-        again = f"regard {command} {reproducing(where, config, origins)}{_folds(run)}"
+        again = f"regard {command} {reproducing(where, config, origins, _around(run))}{_folds(run)}"
         html = _page(run, where, config, origins, data, summary, page, defaults, again)
     except (TypeError, ValueError, LookupError, AttributeError) as error:  # a file of the run is not as it was written
         what = f"the run's files are damaged: {type(error).__name__}: {error}"
@@ -167,15 +167,16 @@ def markdown(text: Any) -> str:
     return "".join(f"\\{c}" if c in "\\`|[]" else c for c in line if c.isprintable() or c == "\N{NO-BREAK SPACE}")
 
 
-def reproducing(data: str, config: RunConfig, origins: dict[str, Any]) -> str:
+def reproducing(data: str, config: RunConfig, origins: dict[str, Any], folds: dict[str, Any]) -> str:
     """Data and flags that make a run of the same settings in a new folder, also on a faster or larger machine.
 
-    What was fitted to this machine is given as the number that it came to.
+    What was fitted to this machine is given as the number that it came to. Of one of several `folds` (folds.json), what
+    was chosen inside of it is chosen again.
     """
     fitted = {"epochs": config.optim.minutes is not None, "batch_size": origins.get("batch_size") == "auto"}
-    words = [data]
+    words, elsewhere = [data], ("out", "minutes", *folds.get("nested", ()))
     for name, value in config.flat().items():
-        said = fitted.get(name) or (origins.get(name) == "flag" and name not in ("out", "minutes"))
+        said = fitted.get(name) or (origins.get(name) == "flag" and name not in elsewhere)
         flag = name.replace("_", "-")
         if not said or value is None:
             continue
@@ -186,12 +187,26 @@ def reproducing(data: str, config: RunConfig, origins: dict[str, Any]) -> str:
     return " ".join(map(quoted, words))
 
 
+def _around(run: Run) -> dict[str, Any]:
+    """Of one fold's run, folds.json of the folder around it."""
+    path = run.path.resolve()
+    is_fold = path.name.removeprefix("fold").isdecimal() and (path.parent / "folds.json").is_file()
+    return Run(path.parent).read_json("folds.json") if is_fold else {}
+
+
 def _folds(run: Run) -> str:
-    """Of one fold's run, the flag that cuts its splits: alone it cannot be made."""
-    around, number = Run(run.path.resolve().parent), run.path.resolve().name.removeprefix("fold")
-    if not number.isdecimal() or not (around.path / "folds.json").is_file():
-        return ""
-    return f" --folds {int(around.read_json('folds.json')['folds'])}  # this run is fold {number}"
+    """Of one fold's run, the flags that cut its splits: alone it cannot be made."""
+    folds = _around(run)
+    return f"{folds_flags(folds)}  # this run is {run.path.resolve().name.replace('fold', 'fold ')}" if folds else ""
+
+
+def folds_flags(folds: dict[str, Any]) -> str:
+    """
+    >>> folds_flags({"folds": 5, "nested": {"lr": [0.001, 0.0005], "rope": [True, False]}})
+    ' --folds 5 --nested lr=0.001,0.0005 rope=True,False'
+    """
+    words = [f"{name}={','.join(map(str, values))}" for name, values in folds.get("nested", {}).items()]
+    return f" --folds {int(folds['folds'])}" + (f" --nested {' '.join(map(quoted, words))}" if words else "")
 
 
 def _command(run: Run) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.report.attention_explorer import interactive
+from regard.report.attention_explorer import interactive, named
 from regard.weights import Run
 
 PLANES = {
@@ -21,8 +21,7 @@ def volume_explorer(run: Run, items: list[dict[str, Any]]) -> str:
         path = run.path / "explain" / f"volume-{number:02d}.json"
         if path.is_file():
             record = run.read_json(f"explain/{path.name}")
-            about = f"{item['name']}: predicted {item['predicted']}, true {item['label']}"
-            shown.append({"name": about, "about": _size(record), **record})
+            shown.append({"name": named(item), "about": _size(record), **record})
     return interactive("volumes", "volume_explorer.js", _SECTION, shown, [])
 
 

@@ -7,9 +7,9 @@ whatever it computes from its training set has not seen the samples it is tested
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from regard.errors import ConfigError, DataError
 from regard.metrics.folds import Permuted, permute
 from regard.report.folds_page import write_folds_report
 from regard.run.compute import add_costs
+from regard.run.nested import choose_settings, combinations, inner_splits, require_choosable, sign_of
 from regard.run.pool import Each, each
 from regard.run.repeat import claim
 from regard.run.runner import open_dataset, plain_settings, read_config, start
@@ -36,6 +37,8 @@ from regard.weights.checkpoint import header
 
 FOLDS = "folds.json"
 """What makes a folder one of several folds."""
+CHOSEN = "chosen.json"
+"""In the folder of a fold's trials: what was chosen, and by which scores."""
 VALIDATED = "predictions-val.csv"
 """In a fold's run: predictions of its own validation part, written last."""
 
@@ -51,6 +54,12 @@ class Plan:
     folder: Path
     quiet: bool
     command: str | None
+    nested: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values of settings that each fold chooses among."""
+
+    def trials(self, fold: int) -> Run:
+        """Where a fold chooses its settings."""
+        return Run(self.folder / "nested" / f"fold{fold}")
 
     def run(self, fold: int) -> Run:
         return Run(self.folder / f"fold{fold}")
@@ -67,35 +76,38 @@ def cross_validate(
     dataset: Dataset | None = None,
     dry_run: bool = False,
     retrain: int = 0,
+    nested: Mapping[str, Sequence[Any]] | None = None,
     workers: AbstractContextManager[Each] | None = None,
 ) -> Run:
     """Train a run per fold, `jobs` at a time, or by other `workers`, and add up what each predicts of its own fold.
 
     The data is read once. A fold that has finished is kept: the same command resumes. With `retrain`, all folds are
-    trained as many times again on outcomes that patients of one fold have exchanged: the honest chance level.
+    trained as many times again on outcomes that patients of one fold have exchanged: the honest chance level. Of
+    `nested`, each fold chooses one value of each setting without a look at what it is tested on.
     """
     settings, progress = plain_settings(settings), Progress(quiet)
     entry = _require_foldable(data, settings, folds, jobs, retrain)
-    asked = check_settings(entry, settings)
+    asked, nested = check_settings(entry, settings), {name: list(own) for name, own in (nested or {}).items()}
+    require_choosable(entry, settings, nested, folds)
     dataset = open_dataset(entry.load(), data, asked, dataset, progress)
     dataset.require_usable(asked.data.unreadable)
     numbers, note = assign_folds(dataset, folds, asked.data.split_seed)
     progress.say(f"folds: {note}")
     for line in entry.load().fold_doubts(dataset, numbers):
         progress.say(f"warning: {line}")
-    _require_trainable(entry, dataset, numbers, asked)
+    _require_trainable(entry, dataset, numbers, asked, bool(nested))
     shared = entry.load().fold_settings(dataset, [n for n, fold in enumerate(numbers) if fold], asked)
     if dry_run:
-        progress.say(f"the plan of the first of {folds} folds; all take {folds} times as long")
+        times = folds * (1 + len(combinations(nested)) if nested else 1)
+        progress.say(f"the plan of the first of {folds} folds; all take {times} times as long")
         first = fold_splits(numbers, 1)
         return start("train", data, settings | shared, dataset=dataset, quiet=quiet, dry_run=True, given=first)
     out = settings.get("out") or free_folder(f"runs/{Path(data).stem}-folds")
-    plan = Plan(
-        str(data), settings | shared, numbers, Path(out).expanduser(), quiet or jobs > 1 or bool(workers), command
-    )
-    folder = Run(plan.folder)
-    claim(folder, {"data": str(data), **settings, "out": str(out), "folds": folds})
-    folder.write_json(FOLDS, {"task": entry.name, "data": str(data), "folds": folds, "note": note})
+    silent = quiet or jobs > 1 or bool(workers)
+    plan = Plan(str(data), settings | shared, numbers, Path(out).expanduser(), silent, command, nested)
+    folder, several = Run(plan.folder), {"folds": folds} | ({"nested": nested} if nested else {})
+    claim(folder, {"data": str(data), **settings, "out": str(out), **several})
+    folder.write_json(FOLDS, {"task": entry.name, "data": str(data), "note": note, **several})
     try:
         with workers or nullcontext(partial(each, jobs=jobs)) as share:
             _train_folds(plan, share, dataset, progress)
@@ -132,8 +144,7 @@ def _retrain(plan: Plan, entry: Entry, dataset: Any, times: int, share: Each, pr
         add_up(place, entry, swapped, plan.numbers, "outcomes exchanged", silent, report=False)
         values.append(place.read_json("summary.json")["figures"][name]["value"])
         progress.say(f"outcomes exchanged, {time} of {times}: {name} {values[-1]:.4f}")
-    sign = -1 if name.startswith("mae") else 1  # of errors less is better
-    made = Permuted.of([sign * value for value in (summary["figures"][name]["value"], *values)])
+    made = Permuted.of([sign_of(name) * value for value in (summary["figures"][name]["value"], *values)])
     folder.write_json("summary.json", summary | {"retrained": {"figure": name, "values": values, "p": made.p}})
     report_folds(folder)
 
@@ -156,11 +167,13 @@ def _require_foldable(data: str | Path, settings: Mapping[str, Any], folds: int,
     return entry
 
 
-def _require_trainable(entry: Entry, dataset: Dataset, numbers: list[int], config: Any) -> None:
-    """An error before the first fold is trained if a later one could not be."""
+def _require_trainable(entry: Entry, dataset: Dataset, numbers: list[int], config: Any, nested: bool) -> None:
+    """An error before the first fold is trained if a later one could not be, or its settings not chosen."""
     for fold in range(1, max(numbers) + 1):
         try:
             entry.load().split(dataset, config, fold_splits(numbers, fold))
+            if nested:
+                entry.load().split(dataset, config, inner_splits(numbers, fold))
         except DataError as error:
             do = "give fewer --folds, more data, or leave a rare label out"
             raise DataError(f"fold {fold}: {error.what}", where=error.where, do=do) from error
@@ -173,7 +186,7 @@ def _is_finished(run: Run) -> bool:
 def _train_fold(plan: Plan, dataset: Dataset, fold: int) -> None:
     """One fold's run, and what it predicts of the part of its training data that chose its weights."""
     run, progress = plan.run(fold), Progress(plan.quiet)
-    own = plan.settings | {"out": str(run.path)}
+    own = plan.settings | _choose(plan, dataset, fold, progress) | {"out": str(run.path)}
     start(
         "train", plan.data, own, dataset=dataset, quiet=plan.quiet, command=plan.command, resume=True,
         given=fold_splits(plan.numbers, fold),
@@ -185,6 +198,20 @@ def _train_fold(plan: Plan, dataset: Dataset, fold: int) -> None:
     predictor = entry.load().predictor(run.path, device, entry.settings.LoadOptions(), progress)
     result = entry.load().evaluate_on(predictor, dataset, index, entry.settings.EvalOptions(), progress)
     run.write_rows(VALIDATED, result.predictions())
+
+
+def _choose(plan: Plan, dataset: Dataset, fold: int, progress: Progress) -> dict[str, Any]:
+    """The settings that a fold has chosen for itself."""
+    if not plan.nested:
+        return {}
+    trials = plan.trials(fold)
+    made = choose_settings(
+        plan.data, plan.settings, plan.nested, trials.path, inner_splits(plan.numbers, fold), dataset, plan.quiet
+    )
+    trials.write_json(CHOSEN, made)
+    told = ", ".join(f"{name}={value}" for name, value in made["chosen"].items())
+    progress.say(f"fold {fold} chooses {told}, by {made['figure']} on the next fold")
+    return made["chosen"]
 
 
 def add_up(
@@ -204,13 +231,18 @@ def add_up(
     covariates = {name: values[chosen] for name, values in dataset.covariates().items()}
     data = dataset.to_json([UNUSED if number == 0 else "test" for number in numbers], note)
     details = [header(run.checkpoint()).get("details", {}) for run in runs]
+    trials = [Run(folder.path / "nested" / f"fold{fold}") for fold in range(1, count + 1)]
+    chosen = [own.read_json(CHOSEN) for own in trials if own.path.is_dir()]
     pooled = task.pool(Folds(rows, [run.read_rows(VALIDATED) for run in runs], covariates, details), data)
     summaries = [run.read_json("summary.json") for run in runs]
     summary = {
         "task": entry.name, "folds": count, "parameters": summaries[0]["parameters"],
         "seconds": round(sum(own["seconds"] for own in summaries), 2),
         "compute": add_costs([own.get("compute", {}) for own in summaries]),
-        "best_epochs": [own["best_epoch"] for own in summaries], **pooled,
+        "best_epochs": [own["best_epoch"] for own in summaries],
+        "chosen_by": next((key[4:].replace("_", " ") for key in summaries[0] if key.startswith("val_")), None),
+        **({"nested": chosen} if chosen else {}),
+        **pooled,
     }  # fmt: skip
     folder.write_rows("predictions.csv", rows)
     folder.write_json("data.json", data)

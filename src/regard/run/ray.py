@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,6 +46,7 @@ def train_on_ray(
     resume: bool = False,
     folds: int = 1,
     retrain: int = 0,
+    nested: Mapping[str, Sequence[Any]] | None = None,
     **settings: Any,
 ) -> Run:
     """`regard.train` in several processes that Ray starts; where one is lost, all resume from the last saved state.
@@ -65,7 +66,8 @@ def train_on_ray(
     out = _absolute(asked.general.out)
     if folds != 1:
         workers = fold_workers(out, processes, restarts, asked.machine.device, quiet)
-        return cross_validate(data, settings, folds, workers=workers, retrain=retrain, quiet=quiet, command=command)
+        options: dict[str, Any] = {"retrain": retrain, "nested": nested, "quiet": quiet, "command": command}
+        return cross_validate(data, settings, folds, workers=workers, **options)
     if not should_resume(str(out), resume):
         Run.require_new(out, setup_files(entry.load()) if resume else ())
     settings |= {name: str(_absolute(settings[name])) for name in ("out", "weights") if settings.get(name)}

@@ -13,7 +13,7 @@ from regard import tasks
 from regard.console import Progress, columns, shown
 from regard.errors import ConfigError, RunError
 from regard.run.compute import add_costs
-from regard.run.runner import open_dataset, plain_settings, start
+from regard.run.runner import CHANGEABLE, open_dataset, plain_settings, start
 from regard.run.settle import check_settings
 from regard.weights import Run, to_json
 
@@ -90,7 +90,8 @@ def claim(folder: Run, asked: dict[str, Any]) -> None:
     """Make the folder, or know it as one made for the same settings: runs of others must not be averaged with these."""
     if (folder.path / "settings.json").is_file():
         held, asked = folder.read_json("settings.json"), json.loads(to_json(asked))
-        if differ := sorted(name for name in {*held, *asked} if held.get(name) != asked.get(name)):
+        names = {*held, *asked} - set(CHANGEABLE)
+        if differ := sorted(name for name in names if held.get(name) != asked.get(name)):
             raise RunError(
                 f"the folder holds runs of other settings: {', '.join(differ)}",
                 where=folder.path,

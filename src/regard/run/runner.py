@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ def start(
     command: str | None = None,
     resume: bool = False,
     dry_run: bool = False,
-    given: Sequence[str | None] | None = None,
+    given: list[str | None] | None = None,
 ) -> Run:
     """A run from its settings to its report; `given` are splits in place of the data's own."""
     settings = plain_settings(settings)
@@ -76,13 +77,13 @@ def start(
         dataset.require_usable(asked.data.unreadable)
         refuse_unused_cut(settings, given or dataset.given_splits(), data)
         weights = task_class.start(asked, settings.get("model"), dataset)
-        config, origins, why_these = settle(entry, task_class, dataset, settings, weights)
+        config, origins, why_these = settle(entry, task_class, dataset, settings, weights, given)
         if why_these:
             progress.say(f"defaults {why_these}")
         if world.size == 1 and config.flat().get("shard"):
             progress.say("warning: shard has no effect on one process")
         config = config.change({"out": world.agree(config.general.out or "")})
-        splits, note = task_class.split(dataset, config, None if given is None else list(given))
+        splits, note = task_class.split(dataset, config, given)
         if given is not None:
             note = f"train and test as given; {note.partition('; ')[2]}"
         progress.say(f"splits: {note}")
@@ -209,10 +210,18 @@ def read_config(run: Run) -> tuple[str, Entry, RunConfig, dict[str, Origin]]:
 
 def stored_splits(run: Run, dataset: Dataset) -> list[str]:
     """The splits of a run that is resumed; its data must be what it was."""
+    rows = run.split_rows()
     if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
+        before, now = {row["name"] for row in rows}, {row["name"] for row in dataset.split_rows([""] * len(dataset))}
+        what = _few("gone: ", before - now) + _few("new: ", now - before) or ["labels or contents"]
         do = "restore the data, or train a new run on it"
-        raise RunError("the data has changed since the run began: names, labels or contents", where=run.path, do=do)
-    return [row["split"] for row in run.split_rows()]
+        raise RunError(f"the data has changed since the run began ({'; '.join(what)})", where=run.path, do=do)
+    return [row["split"] for row in rows]
+
+
+def _few(title: str, names: set[str], most: int = 3) -> list[str]:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return [f"{title}{', '.join(sorted(names)[:most])}{more}"] if names else []
 
 
 def require_fitting(state: State, config: RunConfig, run: Run) -> None:
@@ -287,6 +296,15 @@ def train(run: Run, task: Task, progress: Progress, world: World, state: State |
 
 def finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     """Test the best weights once, explain some predictions, and write the report."""
+    try:
+        _finish(run, task, history, progress)
+    except KeyboardInterrupt:
+        again = f"`regard resume {shlex.quote(str(run.path))}`"
+        progress.say(f"stopped after training; {again} tests, explains and writes the report")
+        raise
+
+
+def _finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     trained, results = task.trained(run), {}
     for part in task.tests:
         with progress.bar(f"testing on {part}", len(task.job.part(part))) as tick:

@@ -38,11 +38,11 @@ def check_settings(entry: Entry, settings: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def check_repeats(seeds: int, folds: int, jobs: int, retrain: int, dry_run: bool) -> None:
+def check_repeats(seeds: int, folds: int, jobs: int, retrain: int, dry_run: bool, nested: bool) -> None:
     """Refuse numbers of runs that do not go together."""
     if folds != 1 and seeds != 1:
         raise ConfigError("folds and seeds are given", do="leave out --seeds or --folds")
-    for name, given in (("jobs", jobs != 1), ("retrain", retrain != 0)):
+    for name, given in (("jobs", jobs != 1), ("retrain", retrain != 0), ("nested", nested)):
         if given and folds == 1:
             raise ConfigError(f"{name} is for several folds", do=f"give --folds, or leave --{name} out")
     if seeds != 1 and dry_run:
@@ -50,17 +50,23 @@ def check_repeats(seeds: int, folds: int, jobs: int, retrain: int, dry_run: bool
 
 
 def settle(
-    entry: Entry, task: type[Task], dataset: Dataset, settings: Mapping[str, Any], start: Any = None
+    entry: Entry,
+    task: type[Task],
+    dataset: Dataset,
+    settings: Mapping[str, Any],
+    start: Any = None,
+    given: list[str | None] | None = None,
 ) -> tuple[RunConfig, dict[str, Origin], str]:
     """The run's settings with nothing left open, where each came from, and why the defaults are what they are.
 
     The user's settings win over the shape of the weights that the run starts from, that over the recipe, the recipe
-    over the defaults; what is still open comes from the data and the machine.
+    over the defaults; what is still open comes from the data and the machine. `given` are splits in place of the data's
+    own.
     """
     shape = {name: value for name, value in start.shape.items() if name not in entry.config.not_shape} if start else {}
     settings = {name: value for name, value in settings.items() if value is not None or name not in shape}
     gpu = pick_device(settings.get("device") or "auto") != "cpu"
-    choice = task.choose(dataset, start, settings, gpu)
+    choice = task.choose(dataset, start, settings, gpu, given)
     defaults, recipe = entry.config(), entry.recipes[choice.recipe]()
     base = defaults.flat()
     origins: dict[str, Origin] = dict.fromkeys(base, "default")

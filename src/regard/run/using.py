@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from regard.data.dataset import UNUSED, Dataset
 from regard.errors import ConfigError, DataError, RunError, counted
 from regard.run.comparing import EVALUATION
 from regard.run.folds import FOLDS, is_folds
-from regard.run.runner import open_dataset, plain_settings
+from regard.run.runner import open_dataset, plain_settings, read_config
 from regard.run.settle import check_settings, pick_device
 from regard.task import Predictor, Result
 from regard.tasks import Entry, part_options
@@ -65,7 +66,20 @@ def load(path: str | Path, device: str = "auto", progress: Progress | None = Non
         Run.open(path)  # which says that it holds several
     entry = task_of(path)
     loaded = make(entry.settings.LoadOptions, options, entry.name)
-    return entry.load().predictor(path, torch.device(pick_device(device)), loaded, progress or Progress())
+    progress = progress or Progress()
+    if line := _unfinished(path):
+        progress.say(f"warning: {line}")
+    return entry.load().predictor(path, torch.device(pick_device(device)), loaded, progress)
+
+
+def _unfinished(path: str | Path) -> str:
+    """What to say of a run that was stopped before its end."""
+    run = find_run(path)
+    if run is None or (run.path / "summary.json").is_file() or not (run.path / "metrics.csv").is_file():
+        return ""
+    epoch, epochs = run.read_rows("metrics.csv")[-1]["epoch"], read_config(run)[2].optim.epochs
+    at = f"training stopped after epoch {epoch} of {epochs}" if int(epoch) < epochs else "it was not tested"
+    return f"this run is not finished: {at}; `regard resume {shlex.quote(str(run.path))}` goes on"
 
 
 def evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ from regard.console import Progress, time_left
 from regard.data.text import TextDataset
 from regard.drawing import COLOURS, GREY, canvas, dress, style
 from regard.errors import ConfigError, DivergedError, did_you_mean
+from regard.run.pool import each
 from regard.run.settle import check_settings
 from regard.study.figure import save
-from regard.study.keep import keep_plan
+from regard.study.keep import keep_plan, kept_row
 from regard.study.run import reading
 from regard.weights import Run, write_text
 
@@ -179,6 +181,7 @@ def ablation(
     rows: Sequence[str] = ROWS,
     *,
     seeds: int = 3,
+    jobs: int = 1,
     out: str | Path | None = None,
     quiet: bool = False,
     minutes: float | None = None,
@@ -186,10 +189,13 @@ def ablation(
 ) -> Ablation:
     """Train every variation with every seed, by seed, and write study.md, .csv, .json, .svg and .png into `out`.
 
-    Finished runs are kept: a stopped study resumes with the same command. After `minutes` no further run is started.
+    `jobs` runs are made at a time. Finished runs are kept: a stopped study resumes with the same command. After
+    `minutes` no further run is started.
     """
     if seeds < 1:
         raise ConfigError(f"seeds={seeds} must be at least 1", do="3 or more show the noise")
+    if jobs < 1:
+        raise ConfigError(f"jobs={jobs} must be at least 1")
     if "seed" in settings:
         raise ConfigError("a study sets seed itself", do="give --seeds")
     settings = {"model": "transformer_nano", "explain": 0} | BASE | settings
@@ -207,25 +213,26 @@ def ablation(
     keep_plan(place, {"kind": "ablation", "data": scan.fingerprint(), "settings": settings})
     trials = [(arm, seed) for seed in range(seeds) for arm in arms]
     failed, made = dict[str, str](), 0
-    waiting = [trial for trial in trials if not _folder(place, *trial).joinpath("report.html").is_file()]
+    waiting = [trial for trial in trials if _row(place, *trial) is None]
+    until = None if minutes is None else time.time() + 60 * minutes
     try:
-        for arm, seed in waiting:
-            spent = time.monotonic() - start
-            if minutes is not None and spent > 60 * minutes:
-                progress.say(f"{minutes:g} minutes are over with {len(waiting) - made} runs to go; run again to resume")
-                break
+        for (arm, seed), future in each(partial(_execute, place, str(data), settings, arms, until), waiting, scan,
+                                        jobs=jobs):  # fmt: skip
             try:
-                own: dict[str, Any] = settings | arms[arm] | {"seed": seed, "out": _folder(place, arm, seed)}
-                run: Run = api.train(data, quiet=True, resume=True, dataset=scan, **own)
-                figures = run.read_json("summary.json")["figures"]
-                said = ", ".join(f"{figure} {figures[figure]['value']:.2f}" for figure in FIGURES)
+                row = future.result()
+                if row is None:
+                    continue
+                said = ", ".join(f"{figure} {row[figure]:.2f}" for figure in FIGURES)
             except DivergedError as error:
                 failed[f"{arm}-{seed}"] = said = error.what
             made += 1
             left = (time.monotonic() - start) / made * (len(waiting) - made)
             progress.say(f"run {made}/{len(waiting)}: {arm}, seed {seed}: {said}; {time_left(left)}")
+        if minutes is not None and made < len(waiting):
+            progress.say(f"{minutes:g} minutes are over with {len(waiting) - made} runs to go; run again to resume")
     finally:
-        result = Ablation(place, str(data), arms, settings, _collect(place, trials), failed)
+        there = [row for trial in trials if (row := _row(place, *trial)) is not None]
+        result = Ablation(place, str(data), arms, settings, there, failed)
         if result.rows:
             result.write()
     return result
@@ -235,13 +242,31 @@ def _folder(place: Path, arm: str, seed: int) -> Path:
     return place / "runs" / f"{arm.replace(' ', '-')}-{seed}"
 
 
-def _collect(place: Path, trials: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    rows = []
-    for arm, seed in trials:
-        run = Run(_folder(place, arm, seed))
-        if (run.path / "report.html").is_file():
-            summary = run.read_json("summary.json")
-            figures = {figure: summary["figures"][figure]["value"] for figure in FIGURES}
-            rows.append({"arm": arm, "seed": seed, **figures, "split": summary["split"],
-                         "parameters": summary["parameters"], "seconds": summary["seconds"]})  # fmt: skip
-    return rows
+def _execute(
+    place: Path, data: str, settings: dict[str, Any], arms: dict[str, dict[str, Any]], until: float | None,
+    scan: TextDataset, trial: tuple[str, int],
+) -> dict[str, Any] | None:  # fmt: skip
+    """The row of a run; None if the time is over."""
+    if until is not None and time.time() > until:
+        return None
+    arm, seed = trial
+    own: dict[str, Any] = settings | arms[arm] | {"seed": seed, "out": _folder(place, arm, seed)}
+    api.train(data, quiet=True, resume=True, dataset=scan, **own)
+    return _row(place, arm, seed)
+
+
+def _row(place: Path, arm: str, seed: int) -> dict[str, Any] | None:
+    """What a finished run came to."""
+    folder = _folder(place, arm, seed)
+    return kept_row(place / "kept" / f"{folder.name}.json", folder, lambda: _read_row(Run(folder), arm, seed))
+
+
+def _read_row(run: Run, arm: str, seed: int) -> dict[str, Any] | None:
+    if not (run.path / "report.html").is_file():
+        return None
+    summary = run.read_json("summary.json")
+    figures = {figure: summary["figures"][figure]["value"] for figure in FIGURES}
+    return {
+        "arm": arm, "seed": seed, **figures, "split": summary["split"], "parameters": summary["parameters"],
+        "seconds": summary["seconds"],
+    }  # fmt: skip

@@ -45,3 +45,16 @@ def cached(path: Path | None, settings: dict[str, Any], make: Callable[[], dict[
     if path is not None:
         write_text(path, to_json({"settings": settings, "result": result}))
     return result
+
+
+def kept_row(path: Path, folder: Path, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The row of a finished run, which `make` reads from its folder; None if it is not finished.
+
+    It is kept in the file, so that a study resumes without the folders of its runs, which hold the weights.
+    """
+    if not folder.exists():
+        return read_json(path) if path.is_file() else None
+    row = make()
+    if row is not None:
+        write_text(path, to_json(row))
+    return row

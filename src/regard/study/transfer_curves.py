@@ -27,7 +27,7 @@ from regard.study.classes import check_held
 from regard.study.classes import hold_classes as write_halves
 from regard.study.design import Study, Trial
 from regard.study.figure import curves, save
-from regard.study.keep import keep_plan
+from regard.study.keep import keep_plan, kept_row
 from regard.study.result import compare, gaps_of, points_of
 from regard.study.run import reading, with_settings
 from regard.weights import Run, write_text
@@ -354,6 +354,10 @@ class _Runner:
 
     def _row(self, trial: Trial) -> dict[str, Any] | None:
         """What a finished trial came to."""
+        out = self.design.out
+        return kept_row(out / "kept" / f"{trial.name}.json", out / "runs" / trial.name, lambda: self._read_row(trial))
+
+    def _read_row(self, trial: Trial) -> dict[str, Any] | None:
         tuned, pretrained = Run(self._place(trial, "tuned")), Run(self._place(trial, "pretrained"))
         if not (tuned.path / "report.html").is_file():
             return None

@@ -22,7 +22,7 @@ from regard.errors import ConfigError, DivergedError, RunError
 from regard.run.compute import COSTS, add_costs
 from regard.run.settle import check_settings
 from regard.study.figure import save
-from regard.study.keep import keep_plan
+from regard.study.keep import keep_plan, kept_row
 from regard.study.result import Gap
 from regard.study.run import reading
 from regard.weights import Run, write_text
@@ -222,7 +222,7 @@ def transfer(
     _keep(place, settings, arms, prints)
     failed = dict[str, str]()
     trials = list(itertools.product(range(seeds), sets, arms))
-    waiting = [trial for trial in trials if not _finished(place, *trial)]
+    waiting = [trial for trial in trials if _row(place, *trial) is None]
     progress.say(f"{len(trials)} runs in {place / 'runs'}, {len(trials) - len(waiting)} of them there already")
     try:
         for made, (seed, name, arm) in enumerate(waiting, start=1):
@@ -235,14 +235,16 @@ def transfer(
             usual: dict[str, Any] = {"explain": 0} if "weights" in starts[arm] else {"explain": 0, **SETTINGS}
             own = usual | settings | starts[arm]
             try:
-                run = api.train(sets[name], out=folder, seed=seed, quiet=True, resume=True, dataset=scans[name], **own)
-                said = f"accuracy {run.read_json('summary.json')['figures']['accuracy']['value']:.2%}"
+                api.train(sets[name], out=folder, seed=seed, quiet=True, resume=True, dataset=scans[name], **own)
+                row = _row(place, seed, name, arm)
+                assert row is not None
+                said = f"accuracy {row['accuracy']:.2%}"
             except DivergedError as error:
                 failed[folder.name] = said = error.what
             left = (time.monotonic() - start) / made * (len(waiting) - made)
             progress.say(f"run {made}/{len(waiting)}: {arm} on {name}, seed {seed}: {said}; {time_left(left)}")
     finally:
-        rows = [_row(place, *trial) for trial in trials if _finished(place, *trial)]
+        rows = [row for trial in trials if (row := _row(place, *trial)) is not None]
         result = TransferTable(place, arms, sets, seeds, settings, rows, failed)
         if rows:
             result.write()
@@ -307,12 +309,15 @@ def _folder(place: Path, seed: int, data: str, model: str) -> Path:
     return place / "runs" / f"{model}-{data}-{seed}"
 
 
-def _finished(place: Path, seed: int, data: str, model: str) -> bool:
-    return (_folder(place, seed, data, model) / "report.html").is_file()
+def _row(place: Path, seed: int, data: str, model: str) -> dict[str, Any] | None:
+    """What a finished run came to."""
+    folder = _folder(place, seed, data, model)
+    return kept_row(place / "kept" / f"{folder.name}.json", folder, lambda: _read_row(Run(folder), seed, data, model))
 
 
-def _row(place: Path, seed: int, data: str, model: str) -> dict[str, Any]:
-    run = Run(_folder(place, seed, data, model))
+def _read_row(run: Run, seed: int, data: str, model: str) -> dict[str, Any] | None:
+    if not (run.path / "report.html").is_file():
+        return None
     summary = run.read_json("summary.json")
     told = run.read_json("transfer.json") if (run.path / "transfer.json").is_file() else {}
     compute = summary["compute"]

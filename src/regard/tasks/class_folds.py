@@ -31,7 +31,7 @@ from regard.report.page import table
 
 NAMES = {
     "auroc": ("AUC, pooled", "chance that a positive ranks above a negative, over all folds; DeLong’s interval"),
-    "auroc_bootstrap": ("AUC, pooled", "the same with a bootstrap interval over patients"),
+    "auroc_bootstrap": ("AUC, pooled, by bootstrap", "the same with a bootstrap interval over patients"),
     "auroc_within": ("AUC within folds", "pairs of one fold only: scores of different networks need not be comparable"),
     "sensitivity": ("Sensitivity", "share of positives above the threshold that its fold’s validation part chose"),
     "specificity": ("Specificity", "share of negatives below that threshold"),
@@ -42,6 +42,7 @@ NAMES = {
     "log_loss": ("Log loss", "mean −log p of the true class, in nats; lower is better"),
     "brier": ("Brier score", "mean squared distance to the truth, 0 to 2; lower is better"),
 }
+MEAN_AUROC = "mean over classes of the chance that one ranks above the rest; bootstrap interval over patients"
 LEAK = 0.99
 """An AUC from which on a small set rather leaks than is so easy."""
 SMALL = 1000
@@ -113,6 +114,7 @@ def pool_classes(predicted: Predicted) -> dict[str, Any]:
         "per_class": {name: {m: f._asdict() for m, f in row.items()} for name, row in per_class.items()},
         "thresholds": thresholds,
         "counts": [np.bincount(labels[fold == n], minlength=len(classes)).tolist() for n in folds],
+        "chosen_on": [np.bincount(own, minlength=len(classes)).tolist() for _, own in predicted.validation],
         "permutation": test._asdict(),
         "reliability": _reliability(probs[:, 1], labels == 1) if len(classes) == 2 else None,
         "confounders": confounders(
@@ -259,6 +261,12 @@ def warnings(summary: dict[str, Any]) -> list[str]:
             f"a fold has only {least} samples of a class, fewer than {FEW_PER_FOLD}: figures of single folds, and "
             "their spread, say little"
         )
+    least = min(min(row) for row in summary["chosen_on"])
+    if least < FEW_PER_FOLD:
+        lines.append(
+            f"a fold chose its epoch and thresholds on {least} samples of a class, fewer than {FEW_PER_FOLD}: "
+            "sensitivity and specificity say little; a larger --holdout gives more"
+        )
     commonest = max(map(sum, zip(*summary["counts"], strict=True))) / area["n"]
     if summary["figures"]["accuracy"]["value"] <= commonest:
         lines.append(f"the accuracy is no better than always giving the commonest class, {commonest:.1%}")
@@ -266,12 +274,13 @@ def warnings(summary: dict[str, Any]) -> list[str]:
 
 
 def figure_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    rows = []
-    for name, figure in summary["figures"].items():
-        label, meaning = NAMES[name]
-        rows.append((label, shown(figure["value"]), interval(figure), meaning))
+    several = len(summary["classes"]) > 2  # their AUC has one interval, by bootstrap
+    figures = {name: own for name, own in summary["figures"].items() if not (several and name == "auroc_bootstrap")}
+    meanings = {name: meaning for name, (_, meaning) in NAMES.items()} | ({"auroc": MEAN_AUROC} if several else {})
+    rows = [(NAMES[name][0], shown(own["value"]), interval(own), meanings[name]) for name, own in figures.items()]
     within = (NAMES["auroc_within"][0], shown(summary["within_folds"]), "–", NAMES["auroc_within"][1])
-    return [*rows[:2], within, *rows[2:]]
+    after = 1 if several else 2
+    return [*rows[:after], within, *rows[after:]]
 
 
 def calibration_html(drawn: dict[str, str], summary: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ class PicturePredictor:
             return "picture", to_tensor(image, "the given picture")
         if not isinstance(image, Tensor | np.ndarray):
             raise DataError(
-                f"a {type(image).__name__} is no image",
+                f"this is no image but of the type {type(image).__name__}",
                 do="give a path, a Pillow image or pixels (several: predict_many)",
             )
         pixels = self._channels_first(_to_tensor(image))

@@ -55,6 +55,8 @@ from regard.tasks.small_data import (
     facts,
     fitting_size,
     require_useful_size,
+    said_length,
+    said_minutes,
 )
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
@@ -178,8 +180,10 @@ class ImageTask(Task):
         return opened(fields=suited | fields) if suited.keys() - fields.keys() else start
 
     @classmethod
-    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
-        recipe, known = asked.get("recipe"), facts(dataset, asked, gpu)
+    def choose(
+        cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None
+    ) -> Choice:
+        recipe, known = asked.get("recipe"), facts(dataset, asked, gpu, given)
         if recipe is None:
             recipe = cls.finetune if start else cls.from_scratch
         if recipe == cls.plain and not start:
@@ -193,7 +197,7 @@ class ImageTask(Task):
             values: dict[str, Any] = {"epochs": choose_finetune_epochs(known), **volumes}
             if asked.get("freeze") == "all" or asked.get("lora"):
                 values["lr"] = FEW_WEIGHTS_LR
-            length = "" if "epochs" in asked else f", {counted(values['epochs'], 'epochs')}"
+            length = said_length(values, asked)
             return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
         if recipe != cls.from_scratch:
             return Choice(recipe, {}, f"{recipe}: the network stays as the weights have it" if start else "")
@@ -201,7 +205,8 @@ class ImageTask(Task):
         if len(known.size) != 2:
             values["policy"] = "none"
         if start:
-            return Choice(recipe, values)
+            why = f"for {known.describe()} and trained weights: their network{said_length(values, asked)}"
+            return Choice(recipe, values, why)
         model = str(asked.get("model") or choose_model(known))
         values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
         if "model" not in asked and known.small and len(dataset.sizes) == 1:
@@ -212,7 +217,9 @@ class ImageTask(Task):
         known_names = tasks.find(cls.name).config.names()
         values = {name: value for name, value in values.items() if name in known_names and name not in asked}
         stem = " with a residual stem" if values.get("stem") else ""
-        length = f", {values['epochs']} epochs" if "epochs" in values else ""
+        length = said_length(values, asked)
+        if length and not (asked.keys() & {"model", *cls._fields_of(model)}):
+            length += said_minutes(model, values, known)
         other = f"; --recipe {cls.plain}: the network as published" if stem else ""
         return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
 

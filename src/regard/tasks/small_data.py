@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard import registry
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError, counted
 from regard.setting_groups import ImageData
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ USUAL_SIDE = 224
 """Pixels that published networks see."""
 MANY_PHOTOS = 50_000
 """Photographs from which the default is a larger network."""
+
+
+CPU_MILLISECONDS = {"vit_nano": 3.0, "vit_nano16": 4.0}
+"""Of the default networks on two CPU cores, per training image, at 32 × 32 and 128 × 128 pixels: from the epochs that
+ten minutes gave (benchmarks/results/small_data.md)."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,26 @@ class Facts:
         return f"{self.images:,} training images {size} on a {'GPU' if self.gpu else 'CPU'}"
 
 
-def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool) -> Facts:
+def facts(dataset: ImageDataset, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None) -> Facts:
     """What the defaults depend on; a size that is asked for counts, not that of the files."""
-    splits = dataset.given_splits()
-    cut = 1 - 2 * (asked.get("holdout") or ImageData().holdout)  # for val and test, where the data names no splits
-    images = min(splits.count("train") or round(cut * len(splits)), asked.get("images") or len(splits))
     size = dataset.sizes.most_common(1)[0][0] if dataset.sizes else (SMALL_SIDE,)
-    given = asked.get("size")
-    if given:
-        size = (given,) * len(size) if isinstance(given, int) else tuple(given)
-    return Facts(images, size, gpu, resized=bool(given))
+    wanted = asked.get("size")
+    if wanted:
+        size = (wanted,) * len(size) if isinstance(wanted, int) else tuple(wanted)
+    return Facts(_training_images(dataset, asked, given), size, gpu, resized=bool(wanted))
+
+
+def _training_images(dataset: ImageDataset, asked: Mapping[str, Any], given: list[str | None] | None) -> int:
+    """How many are left when val and test are cut, as they will be."""
+    from regard.data.splits import split
+
+    usual = ImageData()
+    seed, share = asked.get("split_seed") or usual.split_seed, asked.get("holdout") or usual.holdout
+    try:
+        names, _ = split(dataset, seed, share, given=given)
+    except DataError:  # which is raised again, with what to do, when the data is split
+        return len(dataset)
+    return min(names.count("train"), asked.get("images") or len(names))
 
 
 def fitting_size(held: Mapping[str, Any], dataset: ImageDataset) -> tuple[int, ...] | None:
@@ -147,6 +162,35 @@ def choose_finetune_size(
     if len(trained) != 2 or len(images) != 2 or min(trained) <= side:
         return None
     return tuple(-(-side // each) * each for each in patch)
+
+
+def said_length(chosen: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The chosen number of epochs, unless another length is asked for.
+
+    >>> said_length({"epochs": 1}, {}), said_length({"epochs": 73}, {"minutes": 10}), said_length({}, {})
+    (', 1 epoch', '', '')
+    """
+    other = any(asked.get(name) is not None for name in ("epochs", "steps", "minutes"))
+    return "" if other or "epochs" not in chosen else f", {counted(chosen['epochs'], 'epochs')}"
+
+
+def said_minutes(model: str, chosen: Mapping[str, Any], facts: Facts) -> str:
+    """Roughly how long the default network trains on a CPU for the chosen number of epochs.
+
+    >>> small, many = (Facts(n, (208, 277), gpu=False) for n in (1_700, 50_000))
+    >>> said_minutes("vit_nano16", {"epochs": 73}, small), said_minutes("vit_mini16", {"epochs": 73}, small)
+    (', about 8 minutes on two cores', '')
+    >>> said_minutes("vit_nano16", {"epochs": 20}, many)
+    ', about 67 minutes on two cores (with --minutes 10, ten)'
+    >>> said_minutes("vit_nano", {"epochs": 67, "size": (64, 64)}, Facts(2_000, (64, 64), gpu=False))
+    ', about 27 minutes on two cores'
+    """
+    if facts.gpu or "epochs" not in chosen or model not in CPU_MILLISECONDS:
+        return ""
+    pixels = math.prod(chosen["size"]) / 32**2 if model == "vit_nano" and "size" in chosen else 1.0
+    minutes = max(1, round(chosen["epochs"] * facts.images * pixels * CPU_MILLISECONDS[model] / 60_000))
+    shorter = " (with --minutes 10, ten)" if minutes > 30 else ""
+    return f", about {counted(minutes, 'minutes')} on two cores{shorter}"
 
 
 def choose_size(model: str, facts: Facts) -> tuple[int, ...] | None:

@@ -26,7 +26,7 @@ _NAMES = {
 
 # What a tensor's name shows, the surest first.
 _SIGNS = {
-    r"cpb_mlp\.|relative_coords_table|continuous_position_bias_mlp": "Swin V2",
+    r"(cpb|meta)_mlp\.|relative_coords_table|continuous_position_bias_mlp": "Swin V2",
     r"^(model\.)?layers\.\d+\.blocks\.|^swin\.": "Swin",
     r"(^|\.)(logit_bias|head\.probe)$": "SigLIP",
     r"(^|\.)(class_embedding|logit_scale|text_projection|token_embedding\.weight)$|^text_model\.": "CLIP",

@@ -384,7 +384,8 @@ def _require_expressible(config: ViTConfig, target: Format) -> None:
         raise _inexpressible(f"cnn={config.cnn!r}", target, "keep it as regard")
     for field, own in {"norm": "post", "stem": "conv", "positions": "conditional", "rope": True}.items():
         if getattr(config, field) == own:
-            raise _inexpressible(f"{field}={own!r}", target, "no other format here can; keep it as regard")
+            do = "no other format here can: keep it as regard, or train with --recipe plain"
+            raise _inexpressible(f"{field}={own!r}", target, do)
     if config.pool == "mean" and target.needs_class:
         raise _inexpressible("pool='mean'", target, "these can: google, timm, regard")
     grid = grid_of(config.size, config.patch)

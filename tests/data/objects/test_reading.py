@@ -299,6 +299,26 @@ def test_yolo_lines_that_are_no_boxes(said, tmp_path):
     assert list(opened(tmp_path).left_out) == [said]
 
 
+def test_class_ids_that_count_from_another_number_are_noticed(tmp_path):
+    yolo_yaml(tmp_path / "yolo")
+    for file in (tmp_path / "yolo" / "labels").glob("*/*.txt"):
+        rows = file.read_text().splitlines()
+        file.write_text("\n".join(f"{int(row[0]) + 1}{row[1:]}" for row in rows))
+    contents = write_coco(tmp_path / "coco")
+    for number, row in enumerate(contents["categories"], start=1):
+        row["id"] = number
+    for row in contents["annotations"]:
+        row["category_id"] = {1: 0, 3: 1}[row["category_id"]]
+    (tmp_path / "coco" / "annotations/boxes.json").write_text(json.dumps(contents))
+    for name, said, do in (("yolo", "1 to 2, and the classes 0 to 1", "subtract 1"), ("coco", "0 to 1", "add 1")):
+        dataset = opened(tmp_path / name)
+        assert "one counts from 0 and the other from 1" in dataset.describe()
+        with pytest.raises(DataError, match=said) as refused:
+            dataset.require_usable(share=1.0)
+        assert refused.value.do is not None
+        assert refused.value.do.startswith(do)
+
+
 def test_yolo_polygons_and_images_without_labels(tmp_path):
     yolo_bare(tmp_path)
     (tmp_path / "labels/000.txt").write_text("1 0.25 0.2 0.75 0.2 0.75 0.8 0.25 0.8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from regard.data import ImageDataset, open_source, scan
+from regard.data import ImageDataset, Images, Loader, open_source, scan
 from regard.data.volumes import nifti, reader
 from regard.data.volumes.survey import Facts, Wanted, choose_plan
 from regard.errors import ConfigError, DataError
@@ -219,9 +221,10 @@ def test_case_folders_beside_a_table_of_labels(tmp_path: Path) -> None:
     assert read(tmp_path, label_column="grade", scans="t1").channels == 1
 
 
-def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cell", ["", "NA", "n/a", "NaN", "Unknown", "?"])
+def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path, cell: str) -> None:
     path = subjects(tmp_path)
-    path.write_text(path.read_text().replace("s1_mask.nii.gz,1", "s1_mask.nii.gz,"))
+    path.write_text(path.read_text().replace("s1_mask.nii.gz,1", f"s1_mask.nii.gz,{cell}"))
     source = open_source(path)
     assert [s.key for s in source.samples] == ["s0", "s2", "s3"]
     assert source.left_out == ("1 row without label: s1",)
@@ -233,6 +236,8 @@ def test_settings_that_fit_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no scan called 'flaire'") as caught:
         open_source(path, how=LabelData(scans="t1,flaire"))
     assert "did you mean flair" in str(caught.value)
+    with pytest.raises(DataError, match="'mask' is a mask, which no network is shown"):
+        open_source(path, how=LabelData(scans="t1,mask"))
     with pytest.raises(ConfigError, match="does not fit a volume"):
         open_source(path, how=LabelData(spacing=(1.0, 1.0)))
     with pytest.raises(DataError, match="no column for the label"):
@@ -303,3 +308,33 @@ def test_size_and_spacing_are_chosen_from_the_data() -> None:
     given, _ = choose_plan(brains, Wanted(("t1",), size=(32, 32, 32)))
     assert (np.array(given.size) * given.spacing >= (158, 170, 150)).all()
     assert choose_plan(brains, Wanted(("t1",), spacing=(2.0, 2.0, 2.0)))[0].size == (80, 88, 80)
+
+
+def volume_batches(path: Path, workers: int, room: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Loader, list[Any]]:
+    monkeypatch.setattr("regard.data.loader.free_on", lambda device: 3 * room)
+    dataset = scan(open_source(path, labels=False))
+    dataset.cache.clear()  # as of volumes that are more than memory is used for
+    images = Images(dataset, tuple(dataset.sizes.most_common(1)[0][0]), 2)
+    loader = Loader(images, [3, 0, 5, 1, 4], 2, shuffle=4, workers=workers)
+    loader.keep_on(torch.device("cpu"))
+    try:
+        return loader, [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
+    finally:
+        loader.close()
+
+
+def test_volumes_that_fit_on_the_gpu_stay_there_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = subjects(tmp_path, 6)
+    by_workers, expected = volume_batches(path, 1, 0, monkeypatch)
+    assert by_workers.stacked is None
+    values = 2 * math.prod(by_workers.images.size)
+    too_many, _ = volume_batches(path, 0, 5 * 4 * values - 1, monkeypatch)
+    assert too_many.stacked is None
+    kept, got = volume_batches(path, 1, 5 * 4 * values, monkeypatch)
+    assert kept.stacked is not None
+    assert kept.loader is None
+    for x, y in zip(expected, got, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(x[:3], y[:3], strict=True))
+        assert x.steps == y.steps

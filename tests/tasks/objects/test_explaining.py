@@ -1,6 +1,7 @@
 """A detected box is explained on its image by every method, and the encoder looks from a point of the file."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from regard.console import Progress
 from regard.errors import ConfigError
 from regard.explain import METHODS
 from regard.explain.draw import draw
+from regard.report.explanations import explanations
+from regard.tasks.objects import explaining
 from regard.tasks.objects.evaluation import sure_boxes
 from regard.tasks.objects.explaining import as_shown, explain_boxes
 from regard.tasks.objects.predictor import Detector
@@ -93,17 +96,27 @@ def test_boxes_and_classes_that_do_not_exist_are_refused(detector, folder):
         detector.explain(folder / "scene.png", target="class 9")
 
 
-def test_explained_boxes_are_in_the_run_folder_for_the_report(detector, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.tasks.objects.explaining.reported", lambda model: ("rollout",))
+@pytest.mark.parametrize("covered", [True, False])
+def test_explained_boxes_are_in_the_run_folder_for_the_report(detector, folder, tmp_path, monkeypatch, covered):
+    """Where the query looks, relevance, integrated gradients, and occlusion where that is quick; the encoder's too."""
+    monkeypatch.setattr(explaining, "COVERED", 16 if covered else 15)
+    plain = partial(detector.explain, checks="none")
+    monkeypatch.setattr(detector, "explain", plain)  # a third of the time
     run = Run.create(tmp_path / "run")
     (run.path / "explain").mkdir(exist_ok=True)
     pixels = detector.shown(folder / "scene.png").pixels
     explain_boxes(run, detector, [("a", pixels)], Progress(quiet=True))
     items = json.loads((run.path / "explain" / "explanations.json").read_text())
-    assert [(item["name"], item["method"]) for item in items[0]] == [("a", "rollout")]
+    assert {item["name"] for item in items[0]} == {"a"}
+    shown = ["attention", "chefer", "integrated_gradients"] + ["occlusion"] * covered
+    assert [item["method"] for item in items[0]] == shown
     kept = json.loads((run.path / "explain" / "attention-01.json").read_text())
     assert kept["heads"] == [8, 8]  # of the encoder
     assert kept["grid"] == [1, 4, 4]
+    (section,) = explanations(run)
+    assert all(words in section.html for words in ("where its query looks", "by what way", "what decided"))
+    assert "explorer-data" in section.html
+    assert "true None" not in section.html, "a box has no label of its own"
 
 
 def test_from_the_command_line(folder, tmp_path, cli):

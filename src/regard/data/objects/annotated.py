@@ -52,6 +52,8 @@ class Read:
     images: list[Annotated] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """Boxes left out, by reason."""
+    unknown: set[int] = field(default_factory=set)
+    """Ids of classes that boxes have and no class has."""
     notes: dict[str, list[str]] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """Files and folders that are not used, with the reason."""

@@ -77,6 +77,19 @@ def misread(read: Read, shapes: list[tuple[int, int] | None]) -> tuple[str, str]
     )
 
 
+def shifted(read: Read) -> tuple[str, str] | None:
+    """What is wrong with the ids of classes, and what to do, if boxes count them from another number than names do."""
+    used = {read.ids[label] for image in read.images for label in image.labels} | read.unknown
+    for step in (1, -1):
+        if read.unknown and {number - step for number in used} <= set(read.ids):
+            return (
+                f"boxes have the class ids {min(used)} to {max(used)}, and the classes {min(read.ids)} to "
+                f"{max(read.ids)}: one counts from 0 and the other from 1",
+                f"{'subtract 1 from' if step > 0 else 'add 1 to'} the ids of the boxes, or name the classes by theirs",
+            )
+    return None
+
+
 def checked(image: Annotated, shape: tuple[int, int], read: Read) -> Objects:
     """The objects of one image: boxes clipped to it, what is no box left out, and both said in `read`."""
     if not image.boxes:

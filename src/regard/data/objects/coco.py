@@ -124,6 +124,7 @@ def _add_box(
     if not isinstance(owner, int | str) or owner not in images:
         return read.leave_out("of an image that is not listed", f"{where}: image_id {owner!r}")
     if not isinstance(number, int | str) or number not in numbers:
+        read.unknown |= {number} if type(number) is int else set()
         return read.leave_out("of an unknown category", f"{where}: category_id {number!r}")
     if not isinstance(box, list) or len(box) != 4 or not all(_is_number(x) for x in box):
         return read.leave_out("not four numbers", f"{where}: {str(box)[:60]}")

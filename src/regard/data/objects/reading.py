@@ -13,7 +13,7 @@ from regard.console import Progress
 from regard.data.dataset import existing_path
 from regard.data.folders import list_files, not_used
 from regard.data.objects.annotated import Read
-from regard.data.objects.checks import checked, misread
+from regard.data.objects.checks import checked, misread, shifted
 from regard.data.objects.coco import read_coco
 from regard.data.objects.dataset import ObjectDataset, Objects
 from regard.data.objects.panoptic_dataset import PanopticDataset, read_panoptic_annotations
@@ -85,7 +85,7 @@ def _source(read: Read, name: str, annotations: Annotations, how: ObjectData) ->
 def _dataset(read: Read, scanned: ImageDataset, path: str) -> ObjectDataset:
     """Images with their checked boxes; those whose annotation cannot be theirs count as unreadable."""
     shapes = [(shape[0], shape[1]) if shape else None for shape in scanned.shapes]
-    wrong = misread(read, shapes)
+    wrong = misread(read, shapes), shifted(read)
     objects: list[Objects] = []
     for number, (image, shape) in enumerate(zip(read.images, shapes, strict=True)):
         fault = image.fault
@@ -106,7 +106,7 @@ def _dataset(read: Read, scanned: ImageDataset, path: str) -> ObjectDataset:
         "class_ids": tuple(read.ids),
         "left_out": read.left_out,
         "notes": read.notes,
-        "errors": [wrong] if wrong else [],
+        "errors": [each for each in wrong if each],
     }
     if read.things is None:
         return ObjectDataset(**held)

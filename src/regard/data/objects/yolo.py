@@ -71,8 +71,10 @@ def _add(read: Read, image: Annotated, where: str, row: list[str], place: dict[s
         numbers = [float(word) for word in row[1:]]
     except ValueError:
         return read.leave_out("not numbers", f"{where}: {' '.join(row)[:60]}")
-    label = place.get(row[0].removesuffix(".0"))
+    number = row[0].removesuffix(".0")
+    label = place.get(number)
     if label is None:
+        read.unknown |= {int(number)} if number.isdecimal() and len(number) < 7 else set()
         return read.leave_out("of an unknown class", f"{where}: class {row[0][:20]!r}")
     if len(numbers) == 4:
         return image.add(numbers, label)

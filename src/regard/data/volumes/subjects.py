@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.source import SPLITS, UNLABELLED, Sample, Source, split_names
-from regard.data.tables import TableRow, natural, read_table, refuse_rows
+from regard.data.tables import TableRow, is_missing, natural, read_table, refuse_rows
 from regard.data.volumes.cache import Cache, cache_folder
 from regard.data.volumes.dicom import has_dicom
 from regard.data.volumes.preparing import Subject
@@ -66,7 +66,10 @@ def recognise(path: Path, how: ImageData) -> Layout | None:
         raise DataError("the table has no column of scans", where=path, do=do)
     for name in named:
         if name not in (*scans, *masks) and (case or name not in header):
-            raise DataError(f"there is no scan called {name!r}", where=path, do=did_you_mean(name, (*scans, *masks)))
+            raise DataError(f"there is no scan called {name!r}", where=path, do=did_you_mean(name, scans))
+        if name in masks:
+            do = f"choose from {', '.join(scans)}; if it is to be seen, give it a name that does not say mask"
+            raise DataError(f"{name!r} is a mask, which no network is shown", where=path, do=do)
     if len(set(named)) < len(named):
         raise ConfigError(f"--scans {how.scans} names one scan twice", do="name each once")
     return Layout(named or scans, tuple(name for name in masks if name not in named), case)
@@ -115,8 +118,8 @@ def subjects_source(
         raise NoLabelError("the table has no column for the label", where=path, do=do)
     if not rows:
         raise DataError("the table has no rows", where=path)
-    unlabelled = [row for row in rows if labels and not row.roles["label"]]
-    rows = [row for row in rows if not labels or row.roles["label"]]
+    unlabelled = [row for row in rows if labels and is_missing(row.roles["label"])]
+    rows = [row for row in rows if not labels or not is_missing(row.roles["label"])]
     if not rows:
         raise DataError(f"no row has a label in {columns['label']!r}", where=path)
     splits = split_names({row.roles["split"] for row in rows})

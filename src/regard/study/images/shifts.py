@@ -18,18 +18,19 @@ from regard.console import Progress
 from regard.drawing import COLOURS, canvas, dress
 from regard.errors import ConfigError
 from regard.explain.inspection import own_pictures
+from regard.metrics import wilson
 from regard.study.images.finding import Finding
 from regard.study.keep import keep_plan
 from regard.study.transfer_table import short_names
 from regard.weights import fingerprint
 
-IMAGES = 64
+BATCH = 64
 
 
 def feature_grid(model: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The last feature map (B, *grid, width) of a network's output, and the pixels that a cell covers."""
     where = model.token_map(tuple(x.shape[2:]))
-    tokens = model(x).tokens[:, len(where.prefix) :]
+    tokens = torch.cat([model(some).tokens[:, len(where.prefix) :] for some in x.split(BATCH)])
     return tokens.unflatten(1, where.grid), where.cell
 
 
@@ -50,32 +51,40 @@ def shift_error(model: nn.Module, x: Tensor, cells: int) -> float:
 @torch.no_grad()
 def answers_kept(model: nn.Module, x: Tensor, pixels: int) -> float:
     """Share of images whose predicted class stays after a shift by so many pixels along both axes."""
-    own, moved = (model(image).logits.argmax(-1) for image in (x, x.roll((pixels, pixels), dims=(2, 3))))
-    return float((own == moved).double().mean())
+    kept = 0
+    for some in x.split(BATCH):
+        own, moved = (model(image).logits.argmax(-1) for image in (some, some.roll((pixels, pixels), dims=(2, 3))))
+        kept += int((own == moved).sum())
+    return kept / len(x)
 
 
 def shift_study(
-    runs: Sequence[str | Path], *, shifts: Sequence[int] = (1, 2, 4, 8), out: str | Path = "studies/invariance",
-    quiet: bool = False,
+    runs: Sequence[str | Path], *, shifts: Sequence[int] = (1, 2, 4, 8), images: int = 64,
+    out: str | Path = "studies/invariance", quiet: bool = False,
 ) -> Finding:  # fmt: skip
-    """Both measures for each run, on up to 64 test images of its own data."""
+    """Both measures for each run, on up to so many test `images` of its own data."""
+    if images < 1:
+        raise ConfigError(f"images={images} must be at least 1")
     rows, progress, place = list[dict[str, Any]](), Progress(quiet), Path(out).expanduser()
     given = short_names(runs)
-    keep_plan(place, {"kind": "invariance", "weights": {name: fingerprint(run) for name, run in given.items()}})
+    keep_plan(
+        place,
+        {"kind": "invariance", "weights": {name: fingerprint(run) for name, run in given.items()}, "images": images},
+    )
     for name, run in given.items():
         trained: Any = api.load(run, quiet=True)
         if not hasattr(trained, "preparation") or len(trained.preparation.size) != 2:
             raise ConfigError("this study is for networks of pictures", where=run)
-        pictures = own_pictures(run, trained.preparation, IMAGES)
+        pictures = own_pictures(run, trained.preparation, images)
         x = trained.preparation.normalised(pictures).to(trained.device)
         with torch.no_grad():
             error = shift_error(trained.model, x, 1)
             _, cell = feature_grid(trained.model, x[:1])
             for pixels in shifts:
-                kept = answers_kept(trained.model, x, pixels)
+                kept = wilson(answers_kept(trained.model, x, pixels) * len(x), len(x))
                 rows.append({
-                    "network": name, "shift": pixels, "answers_kept": kept, "feature_error_one_cell": error,
-                    "cell": cell[0], "n": len(x),
+                    "network": name, "shift": pixels, "answers_kept": kept.value, "low": kept.low, "high": kept.high,
+                    "feature_error_one_cell": error, "cell": cell[0], "n": len(x),
                 })  # fmt: skip
         progress.say(f"{name}: features of an image shifted by {cell[0]} pixels are off by {error:.3f}")
     names = list(given)
@@ -90,12 +99,14 @@ def _sentences(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
     lines = []
     for name in names:
         own = [row for row in rows if row["network"] == name]
-        kept = ", ".join(f"{row['answers_kept']:.0%} at {row['shift']}" for row in own)
+        kept = ", ".join(
+            f"{row['answers_kept']:.1%} ({row['low']:.1%} to {row['high']:.1%}) at {row['shift']}" for row in own
+        )
         first = own[0]
         lines.append(
             f"{name}: after a shift by one cell ({first['cell']} pixels) features differ from the shifted features by "
             f"{first['feature_error_one_cell']:.3f} of their variance over places (0: equivariant, 2: unrelated); "
-            f"answers kept by shift in pixels: {kept} (n = {first['n']})."
+            f"answers kept by shift in pixels, with 95 % intervals: {kept} (n = {first['n']})."
         )
     return lines
 
@@ -108,8 +119,10 @@ def _draw(rows: list[dict[str, Any]], names: list[str]) -> Any:
         left.bar(number, own[0]["feature_error_one_cell"], color=colour)
         x = [row["shift"] for row in own]
         right.plot(x, [100 * row["answers_kept"] for row in own], "o-", color=colour, label=name, markersize=4)
+        low, high = ([100 * row[end] for row in own] for end in ("low", "high"))
+        right.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     left.set_xticks(range(len(names)), names, rotation=20)
     right.legend(frameon=False, labelcolor="linecolor")
     dress(left, "", "feature error after one cell")
-    dress(right, "shift (pixels)", "answers kept (%)")
+    dress(right, "shift (pixels)", "answers kept (%), band: 95 % interval")
     return figure

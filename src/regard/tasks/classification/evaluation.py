@@ -128,14 +128,19 @@ class Evaluation:
 
 
 def doubts(summary: dict[str, Any]) -> list[str]:
-    """Whether a run's accuracy is below what needs no learning, or far below what validation promised."""
-    accuracy, lines = summary["figures"]["accuracy"], []
+    """Whether a run's accuracy is below what needs no learning, or far below what validation promised.
+
+    The balanced accuracy takes its place in a run whose weights were chosen by it.
+    """
+    name = next((name for name in summary["figures"] if f"val_{name}" in summary), "accuracy")
+    accuracy, lines = summary["figures"][name], []
     counts, split = np.array(summary["confusion"]).sum(1), summary["split"]
-    on = f" on {split}" if split else ""
-    commonest, said = float(counts.max() / counts.sum()), f"accuracy{on} is {accuracy['value']:.1%}"
+    on, share = f" on {split}" if split else "", counts.max() / counts.sum()
+    commonest = float(share if name == "accuracy" else 1 / (counts > 0).sum())
+    said = f"{name.replace('_', ' ')}{on} is {accuracy['value']:.1%}"
     if accuracy["value"] < commonest:
         lines.append(f"{said}, less than always giving the commonest class: {commonest:.1%}")
-    validated = summary.get("val_accuracy")
+    validated = summary.get(f"val_{name}")
     if split != "val" and validated is not None and accuracy["high"] < validated - FAR_BELOW:
         lines.append(
             f"{said}, far below the {validated:.1%} on val: these images are of another kind than those of val, or val "
@@ -175,14 +180,21 @@ def quick_figures(
     tick: Callable[..., None] = lambda *_: None,
     sums: Callable[[list[float]], list[float]] = lambda numbers: numbers,
 ) -> dict[str, float]:
-    """What the training loop needs to choose by: accuracy and log loss, without intervals.
+    """What the training loop needs to choose by: accuracy, balanced accuracy and log loss, without intervals.
 
     `sums` adds numbers up over the processes that share the loader's batches.
     """
     probs, labels, _ = predict_loader(model, loader, preparation, device, tick)
     own = np.clip(probs[np.arange(len(labels)), labels], 1e-12, 1)
-    hits, lost, count = sums([float((probs.argmax(1) == labels).sum()), float(-np.log(own).sum()), len(labels)])
-    return {"accuracy": hits / count, "loss": lost / count}
+    right, classes = labels[probs.argmax(1) == labels], probs.shape[1]
+    parts = (np.bincount(right, minlength=classes), np.bincount(labels, minlength=classes), [-np.log(own).sum()])
+    hits, counts, lost = np.split(np.array(sums(np.concatenate(parts).tolist())), [classes, 2 * classes])
+    recalls = hits[counts > 0] / counts[counts > 0]
+    return {
+        "accuracy": float(hits.sum() / counts.sum()),
+        "balanced_accuracy": float(recalls.mean()),
+        "loss": float(lost[0] / counts.sum()),
+    }
 
 
 def evaluate(

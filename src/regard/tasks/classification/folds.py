@@ -55,7 +55,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         f"95 % interval {interval(area, '.3f')}</span></p>",
         headline_text=f"AUC {area['value']:.3f} {on}",
         figures=figure_rows(summary),
-        chosen_by="accuracy",
+        chosen_by=summary.get("chosen_by") or "accuracy",
         warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
         facts=[
             ("mean ± deviation over folds", f"{shown(per_fold['mean'])} ± {shown(per_fold['std'])}"),

@@ -37,8 +37,10 @@ SHARES = {"accuracy", "top5_accuracy", "balanced_accuracy"}
 
 def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -> Page:
     accuracy, classes = summary["figures"]["accuracy"], data["classes"]
+    kind = chosen_by(config).replace("_", " ")
+    pixels = "on pixels" if kind == "accuracy" else f"on pixels, {kind}"
     drawn = {
-        "curves": figures.curves(run.read_rows("metrics.csv"), summary["best_epoch"]),
+        "curves": figures.curves(run.read_rows("metrics.csv"), summary["best_epoch"], kind),
         "confusion": figures.confusion(np.array(summary["confusion"]), classes),
         "reliability": figures.reliability(np.array(summary["reliability"])),
     }
@@ -59,12 +61,12 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
              NAMES[name][1])
             for name, f in summary["figures"].items()
         ],
-        chosen_by="accuracy",
+        chosen_by=kind,
         warnings=_warnings(data, summary),
         facts=[
             ("always the commonest class", _percent(_commonest(summary))),
             *(
-                (f"{name} on pixels", f"{_percent(f['value'])} ({_percent(f['low'])} to {_percent(f['high'])})")
+                (f"{name} {pixels}", f"{_percent(f['value'])} ({_percent(f['low'])} to {_percent(f['high'])})")
                 for name, f in summary.get("pixel_baselines", {}).items()
             ),
             ("data", f"{sum(sum(c.values()) for c in data['counts'].values()):,} images, {len(classes)} classes"),
@@ -115,8 +117,15 @@ def _warnings(data: Any, summary: Any) -> list[str]:
             "the small ones. Look at the balanced accuracy and at each class."
         )
     if data["conflicting_labels"]:
-        lines.append(f"{len(data['conflicting_labels'])} images occur with different labels. data.json lists them.")
+        same = [key for group in data["conflicting_labels"] for key in group]
+        more = ", … (all in data.json)" if len(same) > 4 else ""
+        lines.append(f"{len(same)} files are equal to others that have another label: {', '.join(same[:4])}{more}.")
     return lines
+
+
+def chosen_by(config: Any) -> str:
+    """The figure of the validation images that chooses the weights."""
+    return "balanced_accuracy" if config.task.class_weights == "balanced" else "accuracy"
 
 
 def is_unbalanced(counts: list[int]) -> bool:

@@ -67,7 +67,7 @@ def probe(
     own = prepared.reading() if prepared else {}
     reading = make(LabelData, (folder.reading(data) if folder else {}) | own | how)
     dataset = read_images(data, progress, how=reading, size=prepared.size if prepared and own else None)
-    dataset.require_usable()
+    dataset.require_usable(reading.unreadable)
     if report.format != "regard":
         if "size" not in fields and (size := fitting_size(checkpoint.config, dataset)):
             fields["size"] = size
@@ -140,6 +140,7 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
         progress.say("the data has no test split: the probe is tested on val, and chooses on images cut from train")
         given = ["test" if name == "val" else name for name in given]
     names, note = split(dataset, data.split_seed, data.holdout, given=given)
+    names = [name if digest else "unreadable" for name, digest in zip(names, dataset.digests, strict=True)]
     parts = {name: [i for i, n in enumerate(names) if n == name] for name in ("train", "val", "test")}
     if not parts["test"]:
         raise DataError("the data has no test split to probe on", where=dataset.source.name, do="name one test")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from regard.tasks.classification.comparison import compare_classifiers
 from regard.tasks.classification.distillation import Distillation, Teacher, open_teacher
 from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
-from regard.tasks.classification.page import is_unbalanced, page
+from regard.tasks.classification.page import chosen_by, is_unbalanced, page
 from regard.tasks.classification.pixel_baseline import pixel_baselines
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
@@ -39,7 +39,6 @@ from regard.weights import Run, find_run, fingerprint
 class Task(ImageTask):
     name: ClassVar[str] = "classification"
     predictor_type = Classifier
-    best: ClassVar[Any] = ("accuracy", "max")
     from_scratch, plain, finetune = "default", "plain", "finetune"
     plain_small: ClassVar[Mapping[str, Any]] = {**ImageTask.plain_small, "mixup": 0.2}
     files: ClassVar[tuple[str, ...]] = (*ImageTask.files, "teacher.json")
@@ -50,11 +49,18 @@ class Task(ImageTask):
         self.teacher_fingerprint = ""
 
     @classmethod
-    def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+    def choose(
+        cls,
+        dataset: ImageDataset,
+        start: Any,
+        asked: Mapping[str, Any],
+        gpu: bool,
+        given: list[str | None] | None = None,
+    ) -> Choice:
         if dataset.source.kind == "digits" and not start and asked.get("recipe") is None:
             choice = Choice("digits")
         else:
-            choice = super().choose(dataset, start, asked, gpu)
+            choice = super().choose(dataset, start, asked, gpu, given)
         return with_distillation_token(choice, start, asked)
 
     @classmethod
@@ -136,6 +142,10 @@ class Task(ImageTask):
             )
 
     @property
+    def best(self) -> tuple[str, Literal["max", "min"]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return chosen_by(self.config), "max"
+
+    @property
     def headline(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ("accuracy", "balanced_accuracy") if is_unbalanced(self._train_counts().tolist()) else ("accuracy",)
 
@@ -143,8 +153,8 @@ class Task(ImageTask):
         """What simpler models make of the same images."""
         if not self.config.task.pixel_baseline:
             return {}
-        labels = np.array(self.dataset.strata())
-        baselines = pixel_baselines(self.images, self.job.part("train"), result.index.tolist(), labels)
+        labels, balanced = np.array(self.dataset.strata()), self.config.task.class_weights == "balanced"
+        baselines = pixel_baselines(self.images, self.job.part("train"), result.index.tolist(), labels, balanced)
         return {"pixel_baselines": {name: figure._asdict() for name, figure in baselines.items()}}
 
     def blank(self, count: int) -> Batch:

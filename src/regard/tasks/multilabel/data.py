@@ -13,14 +13,12 @@ import numpy as np
 
 from regard.console import Progress, columns
 from regard.data import ImageDataset, open_source, scan
-from regard.data.tables import natural
+from regard.data.tables import is_missing, natural
 from regard.errors import DataError, counted, did_you_mean
 from regard.setting_groups import LabelColumnData
 from regard.tasks.images import tell_plan
 from regard.tasks.multilabel.settings import label_names
 
-MISSING = ("", "na", "n/a", "nan", "none", "null", "?", "unknown", "missing")
-"""What stands for a missing label, in any case."""
 MOST_CLASSES = 20
 """Of one label: a column with more is not a label."""
 PER_STRATUM = 6
@@ -151,7 +149,7 @@ def read_labels(
     for name in names:
         if name not in source.columns:
             raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))
-    texts = {name: ["" if t.strip().lower() in MISSING else t.strip() for t in source.columns[name]] for name in names}
+    texts = {name: ["" if is_missing(t) else t.strip() for t in source.columns[name]] for name in names}
     labels = known or tuple((name, _classes(name, own, data)) for name, own in texts.items())
     codes = np.full((len(source.samples), len(names)), -1)
     for n, (name, classes) in enumerate(labels):

@@ -34,7 +34,10 @@ def draw_boxes(path: Path, pixels: Tensor, truth: Any = None, detections: Any = 
                     (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=colour, linestyle=line
                 )
             )
-            at, below = (top - 0.5, "bottom") if drawn is detections else (bottom - 0.5, "top")
+            outside, room = drawn is detections, 0.05 * height  # labels lie inside where no room is beside their box
+            above = top >= room if outside else bottom > height - room
+            at = (top if outside else bottom) - 0.5
+            below = "bottom" if above else "top"
             ax.text(
                 left - 0.5, at, shorten(label, 24) + score, color="white", fontsize=6, va=below,
                 bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8, "alpha": 0.8}, clip_on=True,

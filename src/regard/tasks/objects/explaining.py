@@ -15,7 +15,7 @@ from regard.console import Progress, columns
 from regard.data import to_float
 from regard.data.objects import prepare
 from regard.errors import ConfigError, DataError, counted, did_you_mean, refuse_failed
-from regard.explain import DEFAULT, Explanation, Start, check_method, explain, random_twins, reported, target_note
+from regard.explain import DEFAULT, Explanation, Start, check_method, explain, random_twins, target_note
 from regard.explain.attention_store import BUDGET, keep_attention
 from regard.explain.draw import draw, draw_pages
 from regard.explain.explanation import Checks
@@ -25,6 +25,11 @@ from regard.tasks.image_predictor import Image, PicturePredictor, explanation_ta
 from regard.tasks.objects.decoding import Boxes, decode, to_file
 from regard.tasks.objects.loss import scores
 from regard.weights import Run
+
+REPORTED = ("attention", "chefer", "integrated_gradients", "occlusion")
+"""Methods that a report shows of a box: where its query looks, by what way it was found, and what its score needs."""
+COVERED = 640
+"""Tokens up to which a report covers them one by one without a GPU: that is a forward pass for each."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +185,14 @@ class BoxExplainer(PicturePredictor):
 
 def explain_boxes(run: Run, predictor: BoxExplainer, samples: Sequence[tuple[str, Tensor]], progress: Progress) -> None:
     """Explain the surest box of tested images, given by key and pixels; keep the encoder's attention for the report."""
-    done, room, methods = list[list[Explanation]](), BUDGET, reported(predictor.model)
+    done, room = list[list[Explanation]](), BUDGET
     with progress.bar("explaining", len(samples)) as tick:
         for place, (key, pixels) in enumerate(samples, start=1):
-            say = partial(tick, place - 1)
+            say, shown = partial(tick, place - 1), predictor.shown(pixels)
+            few = predictor.model.token_map(tuple(shown.x.shape[2:])).tokens <= COVERED
+            methods = REPORTED if few or predictor.device.type != "cpu" else REPORTED[:-1]
             done.append([predictor.explain(pixels, method=method, say=say).about(key) for method in methods])
             draw(done[-1], run.path / "explain" / f"{place:02d}.png")
-            shown = predictor.shown(pixels)
             room -= keep_attention(run, place, predictor.model, shown.x, shown.picture, room, shown.mask)
             tick(place)
     if done:

@@ -34,7 +34,7 @@ from regard.task import Choice
 from regard.tasks.images import ImageTask, default_workers, facts
 from regard.tasks.objects.diagnostics import diagnose
 from regard.tasks.objects.loss import SetLoss
-from regard.tasks.small_data import choose_epochs, choose_finetune_epochs
+from regard.tasks.small_data import choose_epochs, choose_finetune_epochs, said_length
 from regard.training import ALONE, World
 from regard.weights import Run
 
@@ -61,13 +61,20 @@ class ObjectTask(ImageTask):
         return read_objects(data, progress, config.data)
 
     @classmethod
-    def choose(cls, dataset: ObjectDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
-        recipe, known = asked.get("recipe"), facts(dataset, asked, gpu)
+    def choose(
+        cls,
+        dataset: ObjectDataset,
+        start: Any,
+        asked: Mapping[str, Any],
+        gpu: bool,
+        given: list[str | None] | None = None,
+    ) -> Choice:
+        recipe, known = asked.get("recipe"), facts(dataset, asked, gpu, given)
         if recipe is None:
             recipe = cls.finetune if start else cls.from_scratch
         if start:
             values: dict[str, Any] = {"epochs": choose_finetune_epochs(known)} if recipe == cls.finetune else {}
-            length = f", {counted(values['epochs'], 'epochs')}" if values and "epochs" not in asked else ""
+            length = said_length(values, asked)
             why = f"for {known.describe()} and trained weights: their network{length}"
             rates = cls.modern_rates(start, asked) if recipe == cls.finetune else {}
             if rates:
@@ -83,7 +90,7 @@ class ObjectTask(ImageTask):
         if "fused_stages" not in asked:
             values["stride"] = FINE[1] if side <= FINE[0] else 2 * FINE[1]
         model = str(asked.get("model") or cls.recipe_model(recipe))
-        length = f", {values['epochs']} epochs" if "epochs" not in asked else ""
+        length = said_length(values, asked)
         why = f"for {known.describe()}: {model}, sides up to {side}{length}; --recipe {cls.plain}: DETR as published"
         return Choice(recipe, {name: value for name, value in values.items() if name not in asked}, why)
 

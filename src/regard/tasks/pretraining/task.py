@@ -57,8 +57,15 @@ class Task(ImageTask):
     labels: ClassVar[bool] = False
 
     @classmethod
-    def choose(cls, dataset: ImageDataset, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
-        return Choice(asked.get("recipe") or ("mae_small" if facts(dataset, asked, gpu).small else "mae"))
+    def choose(
+        cls,
+        dataset: ImageDataset,
+        start: Any,
+        asked: Mapping[str, Any],
+        gpu: bool,
+        given: list[str | None] | None = None,
+    ) -> Choice:
+        return Choice(asked.get("recipe") or ("mae_small" if facts(dataset, asked, gpu, given).small else "mae"))
 
     @classmethod
     def start(cls, config: Any, model: str | None, dataset: Any) -> None:

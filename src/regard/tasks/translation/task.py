@@ -84,7 +84,9 @@ class Task(BaseTask):
         return None if path is None else open_text_start(path, model, config.model.fields())
 
     @classmethod
-    def choose(cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool) -> Choice:
+    def choose(
+        cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None
+    ) -> Choice:
         if asked.get("recipe"):
             return Choice(asked["recipe"])
         if start:
