@@ -5,17 +5,20 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from PIL import Image
 
 import regard
 from regard.cli.flags import MODEL_FIELDS, Parser, add_settings, parse
+from regard.cli.using import FORMATS
 from regard.data import open_source, read_image
-from regard.explain import inspection
+from regard.explain import METHODS, inspection
 from regard.tasks import TASKS
+from regard.tasks.image_options import OWN_OPTIONS, MethodOptions
 from regard.tasks.image_predictor import ImagePredictor
+from regard.weights.families import NAMES
 
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
@@ -458,3 +461,11 @@ def test_inspect_reads_images_as_large_as_it_is_told_to(cli, run_folder, tmp_pat
     monkeypatch.setattr(inspection, "open_source", opened)
     assert cli("inspect", run_folder, "--max-megapixels", 3, "--out", tmp_path / "own.png")[0] == 0
     assert limits == [3.0], "the run's own images too"
+
+
+def test_what_flags_offer_is_what_there_is():
+    """Names that the command line must know before torch is imported."""
+    (named, _) = get_args(get_type_hints(MethodOptions)["method"])
+    assert set(get_args(named)) == set(METHODS)
+    assert {name: method.options for name, method in METHODS.items() if method.options} == OWN_OPTIONS
+    assert set(FORMATS) == set(NAMES)

@@ -116,10 +116,10 @@ def test_weights_of_a_run_with_damaged_settings(refused, run_folder, tmp_path, c
 
 def test_settings_that_would_have_no_effect(refused):
     refused(
-        "train", "digits", "--dry-run", "--strength", "0.5", said=("strength is of RandAugment only", "--policy rand")
+        "train", "digits", "--dry-run", "--strength", "0.5", said=("strength is for RandAugment only", "--policy rand")
     )
     words = ("--dry-run", "--mixup", "0", "--mixup-off", "0.5")
-    refused("train", "digits", *words, said=("mixup_off leaves out mixup and CutMix", "--cutmix"))
+    refused("train", "digits", *words, said=("mixup_off has no effect without mixup", "--cutmix"))
 
 
 def test_a_rate_that_is_no_number(refused):

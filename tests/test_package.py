@@ -294,7 +294,7 @@ REFUSED = {
     "predict nowhere a.png": "there is no such run",
     "predict run a.png --best 2": "--best is not for classification",
     "predict run a.png --out a.xlsx": "end --out in .csv or .json",
-    "predict run a.png --top 1 --out a.csv": "--top is for what is printed",
+    "predict run a.png --top 1 --out a.csv": "--top is for printed predictions",
     "explain run a.png --kind cross": "--kind is not for classification",
     "explain folds a.csv --out a.png": "--out is for pictures of one run",
     "inspect nowhere": "there is no such run",

@@ -206,18 +206,9 @@ class Frame:
 
     def boxes_to_input(self, boxes: Tensor) -> Tensor:
         """Boxes (..., 4) by corners, from the file's pixels to the input's. What sticks out is not clipped."""
-        return self._moved(boxes, self.window, self.filled)
-
-    def boxes_to_file(self, boxes: Tensor) -> Tensor:
-        """The other way: from the input's pixels to the file's."""
-        return self._moved(boxes, self.filled, self.window)
-
-    def _moved(
-        self, boxes: Tensor, old: tuple[tuple[float, float], ...], new: tuple[tuple[float, float], ...]
-    ) -> Tensor:
         moved = boxes.clone()
         for column, axis in enumerate((1, 0, 1, 0)):
-            (start, length), (first, count) = old[axis], new[axis]
+            (start, length), (first, count) = self.window[axis], self.filled[axis]
             from_edge = (boxes[..., column] - start) * (count / length)
             moved[..., column] = first + count - from_edge if self.mirrored and axis == 1 else first + from_edge
         return moved[..., [2, 1, 0, 3]] if self.mirrored else moved

@@ -451,7 +451,7 @@ class Transfer(Group):
             if getattr(self, name) is not None and self.weights is None:
                 raise ConfigError(f"{name} would freeze random weights", do="give trained ones by --from")
         if self.inflation is not None and self.weights is None:
-            raise ConfigError("inflation is of trained weights", do="give those of a model for pictures by --from")
+            raise ConfigError("inflation needs trained weights", do="give those of a model for pictures by --from")
 
 
 @dataclass(frozen=True)

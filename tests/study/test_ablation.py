@@ -125,7 +125,7 @@ def test_differences_are_per_seed_and_doubtful_ones_say_so():
         ({"seed": 3}, "a study sets seed itself"),
         ({"model": "rnn_nano"}, "is no Transformer"),
         ({"rows": ("headz",)}, "did you mean heads"),
-        ({"positions": "learned"}, "positions is what this study compares"),
+        ({"positions": "learned"}, "positions is compared by this study itself"),
     ],
 )
 def test_what_cannot_be_studied_is_said_before_anything_runs(changes, says, data, tmp_path):

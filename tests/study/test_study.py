@@ -152,7 +152,7 @@ def test_other_settings_or_a_foreign_folder_are_refused(made, tmp_path):
         ({"seeds": 0}, "must be at least 1"),
         ({"models": ("vit_nono",)}, "did you mean vit_nano"),
         ({"seed": 3}, "a study sets seed itself"),
-        ({"model": "vit_nano"}, "model is what this study compares"),
+        ({"model": "vit_nano"}, "model is compared by this study itself"),
         ({"patch": 2}, "resnet_nano has no patch"),
         ({"lr": "high"}, "lr cannot be 'high'"),
         ({"steps": 3, "epochs": 2}, "both steps and epochs"),

@@ -146,17 +146,14 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(changes, error, sa
     assert not (tmp_path / "study").exists()
 
 
-def test_the_command(cli, monkeypatch):
+def test_the_command(cli, monkeypatch, picture_folder):
     seen: list[Any] = []
     monkeypatch.setattr(
         "regard.study.transfer_table.transfer", lambda *data, **given: seen.append((data, given)) or NOTHING
     )
-    cli(
-        "study", "transfer", "digits", "other", "--models", "runs/a", "vit_nano,mlp_nano", "--seeds", "2", "--lr", "0.1"
-    )
-    assert seen == [
-        ((["digits", "other"], ("runs/a", "vit_nano", "mlp_nano")), {"quiet": False, "seeds": 2, "lr": 0.1})
-    ]
+    data = ["digits", str(picture_folder)]
+    cli("study", "transfer", *data, "--models", "runs/a", "vit_nano,mlp_nano", "--seeds", "2", "--lr", "0.1")
+    assert seen == [((data, ("runs/a", "vit_nano", "mlp_nano")), {"quiet": False, "seeds": 2, "lr": 0.1})]
     code, _, err = cli("study", "transfer", "digits")
     assert code == 2
     assert "no models are given" in err

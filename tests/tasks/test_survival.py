@@ -409,8 +409,8 @@ def test_true_and_false_are_events_and_few_of_them_warned_of(cohort: Path, tmp_p
         ({"accumulate": 2}, ConfigError, "accumulate would cut the risk sets"),
         ({"batch_size": 1}, ConfigError, "no risk set"),
         ({"mixup": 0.3}, ConfigError, "survival has no setting 'mixup'"),
-        ({"loss": "discrete", "ties": "efron"}, ConfigError, "ties is of Cox's loss only"),
-        ({"bins": 4}, ConfigError, "bins is of discrete hazards only"),
+        ({"loss": "discrete", "ties": "efron"}, ConfigError, "ties is for Cox's loss only"),
+        ({"bins": 4}, ConfigError, "bins is for discrete hazards only"),
         ({"column": "age"}, ConfigError, "survival has no setting 'column'"),
     ],
 )

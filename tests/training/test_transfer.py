@@ -227,7 +227,7 @@ def test_a_frozen_network_says_what_would_compute_its_features_once(picture_fold
     for settings, told in cases:
         regard.train(picture_folder, **common, **settings)
         said = capsys.readouterr().err
-        assert told in said if told else "features anew" not in said
+        assert told in said if told else "features again" not in said
 
 
 @pytest.mark.parametrize("freeze", ["all", 0, 2])

@@ -211,5 +211,5 @@ def test_weights_for_pictures_on_volumes_say_how_to_inflate_them(tmp_path: Path)
     saved("vit_nano", tmp_path / "flat.safetensors", **VIT)
     with pytest.raises(ConfigError, match="--model vit3d_nano"):
         regard.train(volumes(tmp_path / "cubes.npz"), weights=tmp_path / "flat.safetensors", quiet=True)
-    with pytest.raises(ConfigError, match="inflation is of trained weights"):
+    with pytest.raises(ConfigError, match="inflation needs trained weights"):
         regard.train(tmp_path / "cubes.npz", inflation="mean", quiet=True)

@@ -270,7 +270,7 @@ transfer DATA…: pre-training, and what it brings on other data."""
         "--seeds", type=at_least_one, metavar="INT", help="Runs of each, with seeds 0, 1, … (default: 3)."
     )
     parser.add_argument("--jobs", type=at_least_one, metavar="INT", help="Runs at a time (default: 1).")
-    parser.add_argument("--quick", action=Switch, help="attention: a small form of it, in seconds.")
+    parser.add_argument("--quick", action=Switch, help="attention: a small version that takes seconds.")
     parser.add_argument(
         "--parts",
         help="attention: some of sinusoids,gradients,costs,scores,bottleneck; "
@@ -332,7 +332,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _attention(data: str, quiet: bool, given: dict[str, Any]) -> None:
     if data:
-        raise ConfigError(f"the attention study makes its own data, and {data!r} is none", do="leave it out")
+        raise ConfigError(f"the attention study makes its own data and takes no {data!r}", do="leave it out")
     for name in sorted(given.keys() - {"out", "device", "quick", "parts", "seeds"}):
         raise ConfigError(f"the attention study has no --{name.replace('_', '-')}", do="leave it out")
     from regard.study import attention_study

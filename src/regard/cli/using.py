@@ -27,7 +27,7 @@ class ConvertOptions(Group):
     model: str | None = setting(
         None, "Name of the model, where the file must hold it. Default: as the file's shapes say."
     )
-    classes: int | None = setting(None, "Make a new head, of zeros, for so many classes.", least=1)
+    classes: int | None = setting(None, "Number of classes of a new head, which is all zeros.", least=1)
     size: int | tuple[int, ...] | None = setting(
         None, "Resample positions for inputs of this size: one number, or height and width."
     )
@@ -118,7 +118,7 @@ def run_predict(words: Sequence[str]) -> None:
     kinds = fields(entry.settings.PredictOptions)
     printed = {f.name: options.pop(f.name) for f in kinds if f.metadata["shows"] and f.name in options}
     if out and printed:
-        what = f"--{' and --'.join(printed)} is for what is printed: a file has the label and everything behind it"
+        what = f"--{' and --'.join(printed)} is for printed predictions: a file holds all of them"
         raise ConfigError(what, do=f"leave out --{next(iter(printed))} or --out")
     from regard import api
 

@@ -27,7 +27,7 @@ def write_folds_report(folder: Run, task: Any, config: RunConfig, origins: dict[
         card = card_text(first, where, config, data, summary, page)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         what = f"the folder's files are damaged: {type(error).__name__}: {error}"
-        raise RunError(what, where=folder.path, do="copy it again, or train anew") from error
+        raise RunError(what, where=folder.path, do="copy it again, or train a new run") from error
     write_text(folder.path / "model_card.md", card)
     write_text(folder.path / "report.html", page_html(page.title, parts))
 

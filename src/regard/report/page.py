@@ -30,7 +30,7 @@ def write_report(run: Run, config: RunConfig, origins: dict[str, Any], task: Any
         html = _page(run, where, config, origins, data, summary, page, defaults, again)
     except (TypeError, ValueError, LookupError, AttributeError) as error:  # a file of the run is not as it was written
         what = f"the run's files are damaged: {type(error).__name__}: {error}"
-        raise RunError(what, where=run.path, do="copy the run again, or train anew") from error
+        raise RunError(what, where=run.path, do="copy the run again, or train a new one") from error
     if card:
         write_text(run.path / "model_card.md", card)
     write_text(run.path / "report.html", html)

@@ -126,7 +126,7 @@ def _seen(dataset: Dataset, paths: list[str | Path], index: list[int], progress:
         folder = find_run(path)
         if folder is None:
             word = dataset.samples_word
-            progress.say(f"warning: without its run folder, {word} this model was trained on cannot be told")
+            progress.say(f"warning: without a run folder it is not known which {word} the model was trained on")
         else:
             rows += folder.seen_rows()
     chosen = set(index)

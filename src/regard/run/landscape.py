@@ -116,7 +116,7 @@ def _task(
     stored, entry, config, origins = read_config(run)
     state = load_state(run.checkpoint("state"))
     if state is None:
-        raise RunError("the run has no saved state", where=run.path, do="train anew, or copy checkpoints/ as a whole")
+        raise RunError("the run has no saved state", where=run.path, do="train a new run, or copy all of checkpoints/")
     require_fitting(state, config, run)
     here = {"device": pick_device(device), "workers": 0}
     config = config.change({name: value for name, value in here.items() if name in config.flat()})

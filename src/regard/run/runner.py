@@ -214,7 +214,7 @@ def stored_splits(run: Run, dataset: Dataset) -> list[str]:
     if run.read_json("data.json")["fingerprint"] != dataset.fingerprint():
         before, now = {row["name"] for row in rows}, {row["name"] for row in dataset.split_rows([""] * len(dataset))}
         what = _few("gone: ", before - now) + _few("new: ", now - before) or ["labels or contents"]
-        do = "put it back as it was, or train anew on what it is now"
+        do = "restore the data, or train a new run on it"
         raise RunError(f"the data has changed since the run began ({'; '.join(what)})", where=run.path, do=do)
     return [row["split"] for row in rows]
 
@@ -231,7 +231,7 @@ def require_fitting(state: State, config: RunConfig, run: Run) -> None:
             raise ValueError("its settings and tensors do not fit together")
         History.of(state.about["history"])
     except (TypeError, ValueError, KeyError, ConfigError) as error:
-        do = "delete it, and `regard resume` begins anew"
+        do = "delete it; `regard resume` then starts from the beginning"
         raise RunError(f"the saved state is damaged: {error}", where=run.checkpoint("state"), do=do) from None
 
 
@@ -314,7 +314,7 @@ def _finish(run: Run, task: Task, history: History, progress: Progress) -> None:
     if seen := _leaked(task, main):
         results[main] = task.without(whole, seen)
     best, waiting = history.best or {}, history.waiting / max(history.seconds, 1e-9)
-    progress.say(f"training took {history.seconds:.0f} s, of which {waiting:.1%} waiting for data")
+    progress.say(f"training took {history.seconds:.0f} s, {waiting:.1%} of it waiting for data")
     summary = {
         "task": task.name, "split": main, "parameters": task.parameters, "seconds": round(history.seconds, 2),
         "waiting": round(waiting, 4), "skipped_steps": history.skipped, "best_epoch": best.get("epoch"),

@@ -205,7 +205,7 @@ def ablation(
     place, progress, start = place.expanduser(), Progress(quiet), time.monotonic()
     for fields in arms.values():
         for name in fields.keys() & settings.keys() - {"heads", "dropout", "label_smoothing"}:
-            raise ConfigError(f"{name} is what this study compares", do=f"leave --{name.replace('_', '-')} out")
+            raise ConfigError(f"{name} is compared by this study itself", do=f"leave --{name.replace('_', '-')} out")
         check_settings(tasks.choose(str(data), settings | fields)[0], settings | fields)
     scan = api.check(data, quiet=quiet, **reading(str(data), settings))
     if not isinstance(scan, TextDataset):

@@ -91,7 +91,7 @@ class Study:
                 raise ConfigError(f"a study sets {name} itself", do="give --seeds and --sizes")
         for fields in self.arms.values():
             for name in fields.keys() & self.settings.keys():
-                raise ConfigError(f"{name} is what this study compares", do=f"leave --{name} out")
+                raise ConfigError(f"{name} is compared by this study itself", do=f"leave --{name} out")
             check_settings(tasks.choose(self.data, self.settings | fields, self.command)[0], self.settings | fields)
 
     @cached_property

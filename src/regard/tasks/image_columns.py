@@ -26,7 +26,7 @@ def open_columns(
     source = open_source(data, labels=False, how=how, size=size)
     if not source.columns:
         do = f"give a .csv or .tsv with {example}"
-        raise DataError(f"{what} are read from a table, and this is none", where=data, do=do)
+        raise DataError(f"{what} are read from a table, and this is not a table", where=data, do=do)
     for name in names:
         if name not in source.columns:
             raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))

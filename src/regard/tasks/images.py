@@ -276,9 +276,9 @@ class ImageTask(Task):
         """An error for a setting of it that would have no effect."""
         augment, origins = self.config.augment, self.job.origins
         if origins.get("strength") == "flag" and augment.policy != "rand":
-            raise ConfigError("strength is of RandAugment only", do="give --policy rand, or leave --strength out")
+            raise ConfigError("strength is for RandAugment only", do="give --policy rand, or leave --strength out")
         if origins.get("mixup_off") == "flag" and augment.mixup_off and not (augment.mixup or augment.cutmix):
-            what = "mixup_off leaves out mixup and CutMix, and there are none"
+            what = "mixup_off has no effect without mixup or CutMix"
             raise ConfigError(what, do="give --mixup or --cutmix, or leave --mixup-off out")
         volumes = len(registry.find(self.config.model.model).size) == 3
         both = [n for n in ("crop", "shift") if origins.get(n) == "flag"] if augment.crop == "shift" else []

@@ -132,5 +132,5 @@ def load_state(path: Path) -> State | None:
             raise RunError(f"this is not a state of this version ({FORMAT})", where=where)
         return State(json.loads(header["about"]), shapes, fill)
     except (SafetensorError, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
-        do = "delete it, and `regard resume` begins anew"
+        do = "delete it; `regard resume` then starts from the beginning"
         raise RunError(f"the saved state is damaged: {error}", where=where, do=do) from None

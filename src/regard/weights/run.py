@@ -96,7 +96,7 @@ class Run:
         if not path.is_dir() or any(_is_foreign(file.relative_to(path), known) for file in path.rglob("*")):
             do = "choose another --out; a run that was stopped is resumed by `regard resume`"
             if not unfinished and _is_unfinished(path):
-                do = "choose another --out, or give --resume as well: its set-up was cut short, and is then made anew"
+                do = "choose another --out, or give --resume as well: its set-up was interrupted and is then repeated"
             raise RunError("the run folder exists and is not empty", where=path, do=do)
 
     def begin_setup(self) -> None:
@@ -123,7 +123,7 @@ class Run:
         if not run.path.is_dir():
             raise RunError("there is no such run", where=run.path, do="give the folder that `regard train` made")
         if _is_unfinished(run.path):
-            do = "give the same `regard train` command again with --resume: it starts anew"
+            do = "give the same `regard train` command again with --resume: it starts from the beginning"
             raise RunError("the run was stopped before its set-up was complete", where=run.path, do=do)
         if not (run.path / CONFIG).is_file():
             for kind in ("seed", "fold"):
@@ -134,7 +134,7 @@ class Run:
             raise RunError("the folder is not a run: it has no config.json", where=run.path, do=do)
         for file in run.path.rglob("*"):
             if file.is_symlink() and not file.is_file():
-                what = "a folder in the run is a link: what is written there would end up outside of the run"
+                what = "a folder in the run is a link: files written there would end up outside of the run"
                 raise RunError(what, where=file, do="put the folder itself there; do not trust runs made by others")
         return run
 
@@ -223,7 +223,7 @@ def seen_samples(dataset: Dataset, run: str | Path, progress: Progress) -> set[i
     folder = find_run(run)
     if folder is None:
         progress.say(
-            f"warning: without its run folder, {dataset.samples_word} this model was trained on cannot be told"
+            f"warning: without a run folder it is not known which {dataset.samples_word} the model was trained on"
         )
         return set()
     return dataset.seen(folder.seen_rows())

@@ -67,7 +67,7 @@ def _change(path: Path, at: int, form: str, *values: float) -> Path:
         (40, "<8h", (3, 0, 14, 10, 1, 1, 1, 1), "not one volume"),
         (70, "<h", (128,), "not understood"),
         (252, "<2h", (0, 0), "does not say how the patient lies"),
-        (280, "<4f", (0, 0, 0, 0), "takes voxels nowhere"),
+        (280, "<4f", (0, 0, 0, 0), "cannot be inverted"),
         (280, "<4f", (1, 1, 0, 0), "not at right angles"),
         (108, "<f", (1e9,), "voxels at byte"),
         (352, "<f", (float("nan"),), "1 voxels are NaN or infinite"),

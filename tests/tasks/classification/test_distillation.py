@@ -223,8 +223,8 @@ def test_a_taught_student_explains_and_probes(data, student_run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--distillation", "soft"), "distillation is about a teacher"),
-        (("--temperature", "2"), "temperature is about a teacher"),
+        (("--distillation", "soft"), "distillation needs a teacher"),
+        (("--temperature", "2"), "temperature needs a teacher"),
         (("--teacher", "nowhere"), "there are no such weights"),
         (("--model", "vit_nano", "--distilled", "--pool", "mean"), "stands beside a class token"),
     ],

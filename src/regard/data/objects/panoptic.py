@@ -59,7 +59,7 @@ class PanopticImage:
                 raise DataError(
                     f"there are segments {what}: {_some(sorted(missing))}",
                     where=self.map,
-                    do="write both anew from one source",
+                    do="write both again from one source",
                 )
         return ids
 

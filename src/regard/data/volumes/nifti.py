@@ -114,7 +114,7 @@ def _read_header(stream: BinaryIO, path: Path) -> Header:
     affine[:3] *= MILLIMETRES.get(unit, 1.0)
     sides = np.linalg.norm(affine[:3, :3], axis=0)
     if not (np.isfinite(affine).all() and sides.min() > 1e-4 and abs(np.linalg.det(affine[:3, :3])) > 1e-12):
-        raise DataError("the header's affine takes voxels nowhere", where=path, do="export the scan again")
+        raise DataError("the header's affine cannot be inverted", where=path, do="export the scan again")
     if not size <= offset <= MAX_OFFSET:
         raise DataError(f"the header is damaged: voxels at byte {offset:,}", where=path, do="export the scan again")
     scaled = math.isfinite(slope) and slope != 0 and math.isfinite(intercept)

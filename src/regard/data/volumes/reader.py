@@ -89,7 +89,7 @@ class Unsettled:
     max_megapixels: float
 
     def __call__(self, index: int) -> tuple[Tensor, str]:
-        raise DataError("the volumes have not been looked at yet", where=self.subjects[index].key)
+        raise DataError("the volumes have not been read yet", where=self.subjects[index].key)
 
     def settle(self, source: Source, tick: Callable[[int, int], None]) -> Source:
         """The same source with a plan for all subjects, and what was found."""

@@ -156,8 +156,8 @@ def probe_parts(dataset: ImageDataset, run: str | Path, progress: Progress) -> t
     if not new:
         what, do = "the model was trained or chosen on every one of the test images", "give data that it has not seen"
         if "test" not in dataset.given_splits():
-            do += "; or put some of these into test/CLASS and the others into train/CLASS and train it anew: what is "
-            do += "called test is never trained on"
+            do += "; or put some of these into test/CLASS, the others into train/CLASS, and train a new run: images in "
+            do += "test are never trained on"
         raise DataError(what, where=dataset.source.name, do=do)
     if folder:
         left = len(parts["test"]) - len(new)

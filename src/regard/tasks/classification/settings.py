@@ -53,9 +53,9 @@ class Teaching(Group):
         super().__post_init__()
         for name in ("distillation", "teacher_weight", "temperature"):
             if self.teacher is None and getattr(self, name) is not None:
-                raise ConfigError(f"{name} is about a teacher, and there is none", do="give --teacher RUN")
+                raise ConfigError(f"{name} needs a teacher", do="give --teacher RUN")
         if self.temperature is not None and self.distillation != "soft":
-            raise ConfigError("temperature is of soft distillation only", do="give --distillation soft")
+            raise ConfigError("temperature is for soft distillation only", do="give --distillation soft")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Task(ImageTask):
         self.teacher = open_teacher(path, self.preparation, self.class_names(), self.device)
         self.teacher_fingerprint = fingerprint(path)
         if about and about.get("teacher") != self.teacher_fingerprint:
-            do = "put the weights back that the run was begun with, or train anew"
+            do = "restore the weights that the run was started with, or train a new run"
             raise RunError("the teacher has changed since the run began", where=path, do=do)
         return network
 
@@ -132,7 +132,7 @@ class Task(ImageTask):
         if self.config.transfer.freeze == "all" and not folder:
             changed = "since augmentation changes them" if self.config.augment.varies else "though nothing changes them"
             progress.say(
-                f"every epoch computes the frozen network's features anew, {changed}; "
+                f"every epoch computes the frozen network's features again, {changed}; "
                 "`regard probe WEIGHTS DATA --keep RUN` computes them once and fits the best head"
             )
         if is_unbalanced(self._train_counts().tolist()) and self.config.task.class_weights == "equal":

@@ -145,7 +145,7 @@ def read_labels(
     source = open_source(data, labels=False, how=replace(how, label_column=None), size=size)
     if not source.columns:
         do = "give a .csv or .tsv with a column for each label"
-        raise DataError("several labels are read from a table, and this is none", where=data, do=do)
+        raise DataError("several labels are read from a table, and this is not a table", where=data, do=do)
     for name in names:
         if name not in source.columns:
             raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))

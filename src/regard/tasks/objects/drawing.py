@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ from torch import Tensor
 from regard.data import to_float
 from regard.drawing import BLUE, DPI, ORANGE, canvas, flat, shorten, show, style
 from regard.weights.checkpoint import write_aside
-
-Drawn = tuple[Tensor, Sequence[str], Tensor | None]
-"""Boxes (n, 4) by corners in pixels of the image, their labels, and their scores."""
 
 
 @style()

@@ -121,7 +121,7 @@ class ObjectTask(ImageTask):
     def check_augmentation(self) -> None:
         augment = self.config.augment
         if self.job.origins.get("mixup_off") == "flag" and augment.mixup_off and not (augment.mosaic or augment.mixup):
-            what = "mixup_off leaves out mosaic and mixup, and there are none"
+            what = "mixup_off has no effect without mosaic or mixup"
             raise ConfigError(what, do="give --mosaic or --mixup, or leave --mixup-off out")
 
     def build(self, about: dict[str, Any] | None) -> Network:

@@ -18,7 +18,7 @@ from regard.tasks.image_options import LoadOptions
 class Options(Group):
     title: ClassVar[str] = "pre-training"
     mask: float = setting(
-        0.75, "Share of each image's patches that is hidden and has to be filled in.", below=1, common=True
+        0.75, "Share of each image's patches that are hidden and reconstructed.", below=1, common=True
     )
     decoder_width: int = setting(512, "Embedding dimension of the decoder, which is not used afterwards.", least=1)
     decoder_depth: int = setting(8, "Number of decoder blocks.", least=1)

@@ -72,9 +72,9 @@ class Options(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ties is not None and self.loss != "cox":
-            raise ConfigError("ties is of Cox's loss only", do="leave --ties out, or give --loss cox")
+            raise ConfigError("ties is for Cox's loss only", do="leave --ties out, or give --loss cox")
         if self.bins is not None and self.loss != "discrete":
-            raise ConfigError("bins is of discrete hazards only", do="leave --bins out, or give --loss discrete")
+            raise ConfigError("bins is for discrete hazards only", do="leave --bins out, or give --loss discrete")
 
 
 @dataclass(frozen=True)

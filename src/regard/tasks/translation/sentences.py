@@ -22,7 +22,7 @@ _PIPE = "a sentence that looks like this can be piped in: echo … | regard pred
 def sentences(words: Sequence[str]) -> Iterator[str]:
     """A sentence per line or word; a word that stands for nothing is an error before any is given."""
     if not words:
-        raise DataError("there are no sentences to translate", do="give some, a text file, or - for what is piped in")
+        raise DataError("there are no sentences to translate", do="give some, a text file, or - for standard input")
     sources = [_source(word) for word in words]
     return (text for source in sources for text in _texts(source))
 
@@ -30,7 +30,7 @@ def sentences(words: Sequence[str]) -> Iterator[str]:
 def _source(word: str) -> Path | str:
     """The file that a word names, or the word itself."""
     if not word.strip():
-        raise DataError("a sentence is empty", do="give a sentence, a text file, or - for what is piped in")
+        raise DataError("a sentence is empty", do="give a sentence, a text file, or - for standard input")
     if word == "-":
         return word
     path = Path(word).expanduser()

@@ -19,7 +19,7 @@ DECIMALS = {"bleu": 2, "chrf": 2}
 HELP = {
     "run": "the folder of an Opus-MT model",
     "inputs": "For translation: sentences, text files (one sentence per line; a word without spaces that looks like a "
-    "path must be one), or - for what is piped in.",
+    "path must be one), or - for standard input.",
 }
 
 
@@ -89,7 +89,9 @@ class Config(RunConfig):
 @dataclass(frozen=True)
 class LoadOptions(Group):
     title: ClassVar[str] = "weights"
-    average: int = setting(0, "Mean of the weights of so many last epochs of a run that kept them (--keep).", least=0)
+    average: int = setting(
+        0, "Number of last epochs whose weights are averaged; the run must have kept them (--keep).", least=0
+    )
 
 
 @dataclass(frozen=True)

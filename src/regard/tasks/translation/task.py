@@ -133,7 +133,7 @@ class Task(BaseTask):
             )  # fmt: skip
         for name in ("vocabulary", "joint"):
             if self.job.origins.get(name) == "flag":
-                what = f"{name} is of tokenizers that are trained; --tokenizer {data.tokenizer} is one already"
+                what = f"{name} is for tokenizers trained here; --tokenizer {data.tokenizer} is one already"
                 raise ConfigError(what, do=f"leave --{name} out, or give --tokenizer bpe")
         if data.tokenizer == "keep":
             assert self.start_weights is not None
