@@ -276,7 +276,7 @@ def test_on_its_own_pictures_there_is_advice_that_can_be_followed(finished, pict
     assert "there is nothing to predict" in err
     assert "reading" not in err
     run = quick(picture_folder, tmp_path / "run", epochs=1, explain=0)
-    with pytest.raises(DataError, match="put some of these into test/CLASS and the others into train/CLASS"):
+    with pytest.raises(DataError, match="put some of these into test/CLASS, the others into train/CLASS"):
         regard.probe(run.path, picture_folder, quiet=True)
     for file in sorted(picture_folder.rglob("*.png")):
         part = tmp_path / "parted" / ("test" if file.stem > "08" else "train") / file.parent.name
