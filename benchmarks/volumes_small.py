@@ -60,8 +60,10 @@ def without_test(data: Path, out: Path) -> Path:
     made = out / "trainval.npz"
     if not made.is_file():
         with np.load(data) as held:
-            parts = {n: np.concatenate([held[f"{s}_{n}"] for s in ("train", "val")]) for n in ("images", "labels")}
-        np.savez_compressed(out / "trainval-part.npz", **parts)
+            images, labels = (
+                np.concatenate([held[f"{s}_{n}"] for s in ("train", "val")]) for n in ("images", "labels")
+            )
+        np.savez_compressed(out / "trainval-part.npz", images=images, labels=labels)
         (out / "trainval-part.npz").rename(made)
     return made
 
@@ -81,7 +83,9 @@ def run_one(model: str, seed: int, options: argparse.Namespace) -> dict[str, Any
         weights = options.weights
     if options.pretrain and model.startswith("vit3d"):
         weights = str(pretrained(model, options))
-    settings = settings_of(model, options) | ({"weights": weights} if weights else {})
+    settings: dict[str, Any] = settings_of(model, options)
+    if weights:
+        settings["weights"] = weights
     out = options.out / f"{model}-{seed}"
     if options.validate:
         data = without_test(options.data, options.out)

@@ -704,13 +704,13 @@ def test_a_run_with_a_damaged_config_is_refused_as_weights_too(config, run_folde
 
 def test_a_translator_is_called_one_where_images_are_needed(translation_run, tmp_path, cli):
     run = translation_run.path
-    for words, said in (
-        (("probe", run, "digits", "--quiet"), "transformer_nano takes texts and predicts words"),
-        (("train", "digits", "--from", run, "--dry-run", "--quiet"), "a network for text (transformer_nano)"),
+    for words in (
+        ("probe", run, "digits", "--quiet"),
+        ("train", "digits", "--from", run, "--dry-run", "--quiet"),
     ):
         code, _, error = cli(*words)
         assert code == 2, words
-        assert said in error
+        assert "transformer_nano takes texts and predicts words" in error
         assert "`regard predict`" in error
     code, said, error = cli("convert", run, tmp_path / "kept.safetensors", "--to", "regard")
     assert code == 0, error
