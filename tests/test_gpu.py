@@ -14,9 +14,9 @@ from regard.data.batch import Batch
 from regard.explain import METHODS, Case, inspect_model, visualise, with_test_time_registers
 from regard.explain.attention_store import record_attention
 from regard.explain.registers import RegisterNeuron
+from regard.image_groups import Augment
 from regard.nn import attention
 from regard.nn.windows import WindowAttention, Windows, relative_rows, shift_mask
-from regard.setting_groups import Augment
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.settings import Config
 from regard.tasks.survival.loss import SurvivalLoss

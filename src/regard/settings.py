@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal, Self
 from regard import registry
 from regard.config import fit_value, type_hints
 from regard.errors import ConfigError, did_you_mean
-from regard.setting_groups import Data, General, Group, ImageData, ImageMachine, Machine, Model, Optim, PictureData
+from regard.image_groups import ImageData, ImageMachine, PictureData
+from regard.setting_groups import Data, General, Group, Machine, Model, Optim
 
 POSITIVE = frozenset({"size", "patch", "channels", "width", "depth", "depths", "heads", "mlp", "window"})
 """Fields of models that are numbers of at least 1."""

@@ -13,9 +13,9 @@ from regard.data.random import order, uniforms
 from regard.data.three import jitter, three_augment
 from regard.errors import ConfigError
 from regard.geometry import three_quarters
+from regard.image_groups import Augment
 from regard.run.runner import prepare
 from regard.run.settle import settle
-from regard.setting_groups import Augment
 from regard.task import Job
 from regard.tasks.images import ImageTask
 from tests.data.augmented import augmented

@@ -13,7 +13,7 @@ from regard.data import Augmenter, Images, Loader, Preparation, fit, open_source
 from regard.data.feed import ImageFeed
 from regard.data.fitting import random_crop, simple_crop
 from regard.errors import DataError
-from regard.setting_groups import Augment
+from regard.image_groups import Augment
 from tests.conftest import make_folder
 
 

@@ -21,7 +21,7 @@ from regard.data import find_images, open_source, scan
 from regard.data.arrays import free_memory
 from regard.data.source import Files
 from regard.errors import DataError, RegardError
-from regard.setting_groups import LabelData
+from regard.image_groups import LabelData
 from tests.conftest import make_folder
 
 

@@ -14,7 +14,7 @@ from regard.data.augment import Augment
 from regard.data.deform import CELLS, Deformation, draw_deformation
 from regard.data.intensities import bias_field, contrast_curve, gaussian, vary_intensities
 from regard.errors import ConfigError
-from regard.setting_groups import VOLUMES_ONLY
+from regard.image_groups import VOLUMES_ONLY
 
 SIZE = (9, 12, 7)
 SPACING = (1.0, 0.8, 2.5)

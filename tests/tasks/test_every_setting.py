@@ -24,10 +24,10 @@ import regard
 from regard import registry, tasks
 from regard.data.objects.scenes import STUFF, THINGS, write_scenes
 from regard.errors import ConfigError, DataError, DivergedError, RegardError
+from regard.image_groups import VOLUMES_ONLY
 from regard.networks import base as networks
 from regard.run import runner
 from regard.run.writer import NullWriter
-from regard.setting_groups import VOLUMES_ONLY
 from regard.training import ALONE
 from tests.conftest import whole_runs, write_pairs
 from tests.tasks.detection.made import write_boxes

@@ -255,7 +255,7 @@ def test_other_data_may_have_no_classes_that_the_model_does_not_know(run: Path, 
 
 def test_splits_keep_the_combinations_of_labels(table: Path) -> None:
     from regard.console import Progress
-    from regard.setting_groups import LabelColumnData
+    from regard.image_groups import LabelColumnData
     from regard.tasks.multilabel.data import read_labels
 
     dataset: LabelDataset = read_labels(table, Progress(quiet=True), LabelColumnData(label_column="mgmt,pten,tertp"))

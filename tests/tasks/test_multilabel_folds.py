@@ -15,9 +15,9 @@ import regard
 from regard.console import Progress
 from regard.data.splits import assign_folds, fold_splits, split
 from regard.errors import ConfigError, DataError
+from regard.image_groups import LabelColumnData
 from regard.metrics.delong import auc_delong, compare_areas
 from regard.metrics.folds import youden
-from regard.setting_groups import LabelColumnData
 from regard.task import Folds
 from regard.tasks.multilabel.data import LabelDataset, read_labels
 from regard.tasks.multilabel.folds import describe_rare, permutation, pool

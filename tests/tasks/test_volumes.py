@@ -17,9 +17,9 @@ import regard
 from regard.cli import main
 from regard.errors import ConfigError, DataError
 from regard.explain.explanation import METHODS
+from regard.image_groups import VOLUMES_ONLY
 from regard.run import runner
 from regard.run.fold_masks import explain_folds
-from regard.setting_groups import VOLUMES_ONLY
 from regard.training import ALONE
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
 

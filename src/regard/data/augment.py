@@ -21,7 +21,7 @@ from regard.data.random import uniforms
 from regard.data.send import send
 from regard.data.three import three_augment
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Variation
+from regard.image_groups import Augment, Variation
 
 _Operation = Callable[[Tensor, Tensor], Tensor]
 

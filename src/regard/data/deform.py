@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from regard.data.random import uniforms
 from regard.data.send import send
-from regard.setting_groups import Variation
+from regard.image_groups import Variation
 
 CELLS = 4
 """Of the elastic field's control grid, along each axis."""

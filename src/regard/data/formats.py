@@ -15,7 +15,7 @@ from regard.data.tables import has_columns, table_source
 from regard.data.volumes.dicom import dicom_folders
 from regard.data.volumes.subjects import recognise, subjects_source
 from regard.errors import ConfigError, DataError
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
 
 TABLES = (".csv", ".tsv")
 VOLUMES = tuple(entry.name for entry in fields(ImageData) if entry.metadata["volumes"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
-from regard.setting_groups import MAX_MEGAPIXELS
+from regard.image_groups import MAX_MEGAPIXELS
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"})
 MAX_BYTES = 256 * 2**20

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.data.random import uniforms
 from regard.data.send import send
-from regard.setting_groups import Variation
+from regard.image_groups import Variation
 
 KNOTS = 1024
 """Straight pieces of the contrast curve: a power would round differently in other batches."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.data.images import read_image
-from regard.setting_groups import MAX_MEGAPIXELS
+from regard.image_groups import MAX_MEGAPIXELS
 
 UNLABELLED = ("unlabelled",)
 SPLITS = {

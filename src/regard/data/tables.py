@@ -13,7 +13,7 @@ from typing import NamedTuple
 from regard.data.folders import list_files, not_used
 from regard.data.source import SPLITS, Files, Sample, Source, split_names
 from regard.errors import DataError, NoLabelError, did_you_mean
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
 
 COLUMNS = {
     "path": ("path", "image", "file", "filename", "filepath"),

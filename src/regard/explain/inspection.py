@@ -32,9 +32,9 @@ from regard.explain.inspect_draw import draw_inspection
 from regard.explain.registers import RegisterNeuron, find_register_neurons, with_test_time_registers
 from regard.explain.visualise import Visualisation
 from regard.geometry import TokenMap
+from regard.image_groups import LabelData
 from regard.networks.base import Network
 from regard.nn import capture
-from regard.setting_groups import LabelData
 from regard.weights import Run
 
 BATCH = 8

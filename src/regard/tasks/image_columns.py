@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from regard.console import Progress
 from regard.data import ImageDataset, Source, open_source, scan
 from regard.errors import DataError, did_you_mean
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
 from regard.tasks.images import tell_plan
 
 SHOWN = 5

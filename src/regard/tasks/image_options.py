@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import MAX_MEGAPIXELS, Group, setting
+from regard.image_groups import MAX_MEGAPIXELS
+from regard.setting_groups import Group, setting
 
 
 @dataclass(frozen=True)

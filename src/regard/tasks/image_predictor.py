@@ -43,8 +43,8 @@ from regard.explain.draw import draw_pages
 from regard.explain.explanation import Checks
 from regard.explain.mask_scores import score_masks, score_table
 from regard.explain.visualise import STEPS
+from regard.image_groups import MAX_MEGAPIXELS
 from regard.networks.base import Network
-from regard.setting_groups import MAX_MEGAPIXELS
 from regard.tasks.image_options import LoadOptions
 from regard.weights import Checkpoint, open_weights
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,33 +37,17 @@ from regard.data.feed import ImageFeed
 from regard.data.splits import split
 from regard.errors import ConfigError, DataError, NoLabelError, counted
 from regard.geometry import three_quarters
+from regard.image_groups import VOLUMES_ONLY, Augment, ImageData
 from regard.networks.base import Network
 from regard.nn.lora import merged
-from regard.setting_groups import VOLUMES_ONLY, Augment, ImageData
 from regard.settings import RunConfig
 from regard.task import Choice, Job, Task
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.image_predictor import PicturePredictor
-from regard.tasks.small_data import (
-    SMALL_SIDE,
-    choose_epochs,
-    choose_finetune_epochs,
-    choose_model,
-    choose_regularisation,
-    choose_shape,
-    choose_size,
-    facts,
-    fitting_size,
-    require_useful_size,
-    said_length,
-    said_minutes,
-    size_like,
-)
+from regard.tasks.small_data import SMALL_SIDE, choose_defaults, fitting_size, require_useful_size, size_like
 from regard.training import ALONE, World, adapt, largest_batch
 from regard.weights import Checkpoint, Run, Start, find_run, open_start, open_weights
 
-FEW_WEIGHTS_LR = 1e-3
-"""Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
 FEW = 5000
 """Small pictures up to which no processes load them."""
 WHOLE, LITTLE, CELL = 0.98, 0.5, (8, 8)
@@ -186,50 +170,7 @@ class ImageTask(Task):
     def choose(
         cls, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None = None
     ) -> Choice:
-        recipe, known = asked.get("recipe"), facts(dataset, asked, gpu, given)
-        if recipe is None:
-            recipe = cls.finetune if start else cls.from_scratch
-        if recipe == cls.plain and not start:
-            own = {"model": choose_model(known)} if len(known.size) == 3 else {}
-            values = {**(cls.plain_small if known.small else {}), **own}
-            if "drop_path" not in cls._fields_of(asked.get("model") or values.get("model")):
-                values.pop("drop_path", None)
-            return Choice(recipe, values)
-        if recipe == cls.finetune and start:
-            volumes = {} if len(known.size) == 2 else {"policy": "none"}
-            values: dict[str, Any] = {"epochs": choose_finetune_epochs(known), **volumes}
-            if asked.get("freeze") == "all" or asked.get("lora"):
-                values["lr"] = FEW_WEIGHTS_LR
-            length = said_length(values, asked)
-            return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
-        if recipe != cls.from_scratch:
-            return Choice(recipe, {}, f"{recipe}: the network stays as the weights have it" if start else "")
-        values = {"epochs": choose_epochs(known)}
-        if len(known.size) != 2:
-            values["policy"] = "none"
-        if start:
-            why = f"for {known.describe()} and trained weights: their network{said_length(values, asked)}"
-            return Choice(recipe, values, why)
-        model = str(asked.get("model") or choose_model(known))
-        values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
-        if "model" not in asked and known.small and len(dataset.sizes) == 1:
-            values["size"] = known.size
-        if usual := choose_size(model, known):
-            fits = len(dataset.sizes) == 1 and all(side <= most for side, most in zip(known.size, usual, strict=True))
-            values["size"] = known.size if fits else usual
-        known_names = tasks.find(cls.name).config.names()
-        values = {name: value for name, value in values.items() if name in known_names and name not in asked}
-        stem = " with a residual stem" if values.get("stem") else ""
-        length = said_length(values, asked)
-        if length and not (asked.keys() & {"model", *cls._fields_of(model)}):
-            length += said_minutes(model, values, known)
-        other = f"; --recipe {cls.plain}: the network as published" if stem else ""
-        return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
-
-    @staticmethod
-    def _fields_of(model: str | None) -> set[str]:
-        """The fields of a model's config; of none that is said, those of a ViT."""
-        return {entry.name for entry in fields(registry.config_class(model or "vit_nano"))}
+        return choose_defaults(cls, dataset, start, asked, gpu, given)
 
     @classmethod
     def split(cls, dataset: Any, config: Any, given: list[str | None] | None = None) -> tuple[list[str], str]:

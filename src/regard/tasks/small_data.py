@@ -1,4 +1,4 @@
-"""The defaults that depend on the data and the machine: network, size and length of training. Free of torch.
+"""The defaults that depend on the data and the machine: network, size and length of training..
 
 Measured in benchmarks/results/small_data.md; explained in docs/training.md.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from regard import registry
+from regard import registry, tasks
 from regard.errors import ConfigError, DataError, counted
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
+from regard.task import Choice
 
 if TYPE_CHECKING:
     from regard.data import ImageDataset
@@ -25,7 +26,8 @@ USUAL_SIDE = 224
 """Pixels that published networks see."""
 MANY_PHOTOS = 50_000
 """Photographs from which the default is a larger network."""
-
+FEW_WEIGHTS_LR = 1e-3
+"""Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
 
 CPU_MILLISECONDS = {"vit_nano": 3.0, "vit_nano16": 4.0}
 """Of the default networks on two CPU cores, per training image, at 32 × 32 and 128 × 128 pixels: from the epochs that
@@ -239,3 +241,53 @@ def choose_shape(model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     if plain.stem == "patch" and axes == 2 and halves:
         shape["stem"] = "residual"
     return shape
+
+
+def choose_defaults(
+    task: Any, dataset: Any, start: Any, asked: Mapping[str, Any], gpu: bool, given: list[str | None] | None
+) -> Choice:
+    """The recipe of a task on images, what the data changes in it, and why in one line."""
+    recipe, known = asked.get("recipe"), facts(dataset, asked, gpu, given)
+    if recipe is None:
+        recipe = task.finetune if start else task.from_scratch
+    if recipe == task.plain and not start:
+        own = {"model": choose_model(known)} if len(known.size) == 3 else {}
+        values = {**(task.plain_small if known.small else {}), **own}
+        if "drop_path" not in _fields_of(asked.get("model") or values.get("model")):
+            values.pop("drop_path", None)
+        return Choice(recipe, values)
+    if recipe == task.finetune and start:
+        volumes = {} if len(known.size) == 2 else {"policy": "none"}
+        values: dict[str, Any] = {"epochs": choose_finetune_epochs(known), **volumes}
+        if asked.get("freeze") == "all" or asked.get("lora"):
+            values["lr"] = FEW_WEIGHTS_LR
+        length = said_length(values, asked)
+        return Choice(recipe, values, f"for {known.describe()} and trained weights: their network{length}")
+    if recipe != task.from_scratch:
+        return Choice(recipe, {}, f"{recipe}: the network stays as the weights have it" if start else "")
+    values = {"epochs": choose_epochs(known)}
+    if len(known.size) != 2:
+        values["policy"] = "none"
+    if start:
+        why = f"for {known.describe()} and trained weights: their network{said_length(values, asked)}"
+        return Choice(recipe, values, why)
+    model = str(asked.get("model") or choose_model(known))
+    values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
+    if "model" not in asked and known.small and len(dataset.sizes) == 1:
+        values["size"] = known.size
+    if usual := choose_size(model, known):
+        fits = len(dataset.sizes) == 1 and all(side <= most for side, most in zip(known.size, usual, strict=True))
+        values["size"] = known.size if fits else usual
+    known_names = tasks.find(task.name).config.names()
+    values = {name: value for name, value in values.items() if name in known_names and name not in asked}
+    stem = " with a residual stem" if values.get("stem") else ""
+    length = said_length(values, asked)
+    if length and not (asked.keys() & {"model", *_fields_of(model)}):
+        length += said_minutes(model, values, known)
+    other = f"; --recipe {task.plain}: the network as published" if stem else ""
+    return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
+
+
+def _fields_of(model: str | None) -> set[str]:
+    """The fields of a model's config; of none that is said, those of a ViT."""
+    return {entry.name for entry in fields(registry.config_class(model or "vit_nano"))}

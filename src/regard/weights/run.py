@@ -16,7 +16,7 @@ from regard.config import read_json
 from regard.console import Progress
 from regard.data.dataset import Dataset
 from regard.errors import RunError
-from regard.setting_groups import LabelData
+from regard.image_groups import LabelData
 from regard.settings import Origin, RunConfig
 from regard.weights.checkpoint import ASIDE, write_aside
 

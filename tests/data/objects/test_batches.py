@@ -18,8 +18,8 @@ from regard.data.objects import (
 )
 from regard.data.source import Files
 from regard.errors import ConfigError, DataError
+from regard.image_groups import ObjectAugment
 from regard.nn.boxes import to_corners
-from regard.setting_groups import ObjectAugment
 from tests.data.objects.scenes import BOXES, opened, write_coco
 
 AUGMENT = ObjectAugment(mosaic=0.5, mixup=0.3, crop_share=0.5)

@@ -8,8 +8,8 @@ from regard.data.objects import Composer, ObjectDataset, ObjectImages, Objects, 
 from regard.data.scanner import scan
 from regard.data.source import Pixels, Sample, Source
 from regard.geometry import Frame, TokenMap
+from regard.image_groups import ObjectAugment
 from regard.nn.boxes import to_corners
-from regard.setting_groups import ObjectAugment
 
 SHAPES = ((60, 90), (84, 50), (64, 64), (40, 100), (71, 53))
 SIZE = (96, 128)

@@ -15,8 +15,8 @@ from regard.data.objects.panoptic import read_ids, read_panoptic, write_panoptic
 from regard.data.objects.panoptic_dataset import PanopticDataset
 from regard.data.objects.scenes import STUFF, THINGS, write_scenes
 from regard.errors import DataError
+from regard.image_groups import ObjectData
 from regard.metrics.panoptic import panoptic_counts, summarise_panoptic
-from regard.setting_groups import ObjectData
 
 PANOPTICAPI = {
     "pq": 0.328883, "sq": 0.473322, "rq": 0.479724, "pq_things": 0.114953, "sq_things": 0.403832,

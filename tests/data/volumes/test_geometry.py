@@ -13,7 +13,7 @@ from regard.data.deform import draw_deformation
 from regard.data.volumes import Plan, Prepared, ScanFrame, Subject
 from regard.data.volumes.preparing import load_subject, prepare
 from regard.geometry import TokenMap
-from regard.setting_groups import Augment
+from regard.image_groups import Augment
 from regard.weights import write_aside
 from tests.data.volumes.scans import ORIENTATIONS, affine_of, phantom, save
 

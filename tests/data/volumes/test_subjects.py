@@ -17,7 +17,7 @@ from regard.data import ImageDataset, Images, Loader, open_source, scan
 from regard.data.volumes import nifti, reader
 from regard.data.volumes.survey import Facts, Wanted, choose_plan
 from regard.errors import ConfigError, DataError
-from regard.setting_groups import LabelData
+from regard.image_groups import LabelData
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.data.fitting import resize
 from regard.data.random import uniforms
 from regard.geometry import Frame
-from regard.setting_groups import ObjectAugment
+from regard.image_groups import ObjectAugment
 
 VISIBLE = 0.3
 """Share of a box that must be left after a crop, or its object is no target."""

@@ -25,8 +25,8 @@ from regard.data.source import Source
 from regard.data.three import jitter
 from regard.errors import ConfigError, DataError
 from regard.geometry import Frame
+from regard.image_groups import ObjectAugment
 from regard.nn.boxes import area, to_centred
-from regard.setting_groups import ObjectAugment
 
 MASK_STRIDE = 4
 """Pixels of the input per pixel of a mask."""

@@ -16,7 +16,7 @@ import numpy as np
 from regard.config import read_json
 from regard.data.images import read_image
 from regard.errors import DataError, RunError
-from regard.setting_groups import MAX_MEGAPIXELS
+from regard.image_groups import MAX_MEGAPIXELS
 
 MAX_JSON = 2**30
 """Bytes of a JSON file that are read; COCO's own has 0.4 · 10⁹."""

@@ -22,7 +22,7 @@ from regard.data.objects.yolo import read_yolo
 from regard.data.scanner import ImageDataset, scan
 from regard.data.source import Files, Sample, Source
 from regard.errors import DataError, counted
-from regard.setting_groups import ObjectData
+from regard.image_groups import ObjectData
 
 READERS = {"COCO": read_coco, "YOLO": read_yolo, "VOC": read_voc, "COCO panoptic": read_panoptic_annotations}
 KNOWN = "COCO JSON, a YOLO folder with data.yaml, Pascal VOC, or COCO's panoptic PNG and JSON"

@@ -16,7 +16,7 @@ import numpy as np
 from regard.console import columns
 from regard.data.volumes.scan import VOXELS_PER_PIXEL, Scan, check_scan, require_medical, require_voxels
 from regard.errors import DataError, counted, did_you_mean
-from regard.setting_groups import MAX_MEGAPIXELS
+from regard.image_groups import MAX_MEGAPIXELS
 
 MOST_FILES = 20_000
 MAX_BYTES = 2**31

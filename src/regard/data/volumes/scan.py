@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.errors import DataError, missing
-from regard.setting_groups import MAX_MEGAPIXELS
+from regard.image_groups import MAX_MEGAPIXELS
 
 VOXELS_PER_PIXEL = 8
 """A volume may have so many times the voxels that a picture may have pixels."""

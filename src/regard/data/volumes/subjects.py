@@ -18,7 +18,7 @@ from regard.data.volumes.scan import is_nifti, require_medical
 from regard.data.volumes.survey import Wanted
 from regard.errors import ConfigError, DataError, NoLabelError, counted, did_you_mean
 from regard.geometry import per_axis
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
 
 MASKS = re.compile(r"(^|[_\W])(mask|seg|segmentation|roi|labelmap|gt)s?$", re.IGNORECASE)
 """Names of columns and files that hold masks, which no network sees."""

@@ -18,8 +18,9 @@ from regard.data.splits import split
 from regard.errors import DataError
 from regard.evaluation import Parts, Probe, check_amounts, features_of, run_probes
 from regard.evaluation.probe import DRAWS, NEIGHBOURS
+from regard.image_groups import LabelData
 from regard.report import figures
-from regard.setting_groups import Data, LabelData
+from regard.setting_groups import Data
 from regard.settings import Origin
 from regard.tasks import find
 from regard.tasks.classification.predictor import Classifier

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError, did_you_mean
-from regard.setting_groups import Augment, Group, LabelData, Transfer, setting
+from regard.image_groups import Augment, LabelData
+from regard.setting_groups import Group, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 

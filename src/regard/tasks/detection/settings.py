@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.annotations import recognise_objects
-from regard.setting_groups import Group, ObjectAugment, ObjectData, setting
+from regard.image_groups import ObjectAugment, ObjectData
+from regard.setting_groups import Group, setting
 from regard.settings import PictureRunConfig
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.objects.options import BoxExplainOptions, BoxPredictOptions, ObjectTransfer, SetOptions

@@ -15,7 +15,7 @@ from regard.console import Progress, columns
 from regard.data import ImageDataset, open_source, scan
 from regard.data.tables import is_missing, natural
 from regard.errors import DataError, counted, did_you_mean
-from regard.setting_groups import LabelColumnData
+from regard.image_groups import LabelColumnData
 from regard.tasks.images import tell_plan
 from regard.tasks.multilabel.settings import label_names
 

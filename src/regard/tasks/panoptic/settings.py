@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from regard import registry
 from regard.annotations import find_annotations, find_panoptic
 from regard.errors import ConfigError
-from regard.setting_groups import Group, ObjectAugment, ObjectData, setting
+from regard.image_groups import ObjectAugment, ObjectData
+from regard.setting_groups import Group, setting
 from regard.settings import PictureRunConfig
 from regard.tasks.image_options import LoadOptions
 from regard.tasks.objects.options import BoxExplainOptions, BoxPredictOptions, ObjectTransfer, SetOptions

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from regard import registry
 from regard.errors import ConfigError
-from regard.setting_groups import Crops, Group, NoOptions, setting
+from regard.image_groups import Crops
+from regard.setting_groups import Group, NoOptions, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import LoadOptions
 

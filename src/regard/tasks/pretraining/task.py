@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from regard.console import Progress
 from regard.data import Augmenter, ImageDataset, Loader, Masker
 from regard.errors import ConfigError, RunError
+from regard.image_groups import Variation
 from regard.networks.base import Network
 from regard.networks.mae.config import MAEConfig
 from regard.networks.mae.network import MaskedAutoencoder
 from regard.networks.vit.network import ViT
-from regard.setting_groups import Variation
 from regard.task import Choice
 from regard.tasks.image_predictor import ImagePredictor
 from regard.tasks.images import ImageTask

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.console import Progress, columns
 from regard.data import ImageDataset
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
 from regard.tasks.image_columns import open_columns, read_columns, refuse_values
 
 

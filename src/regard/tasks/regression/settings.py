@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Augment, Group, ImageData, NoOptions, Transfer, setting
+from regard.image_groups import Augment, ImageData
+from regard.setting_groups import Group, NoOptions, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 

@@ -17,7 +17,7 @@ from regard.data.tables import read_table
 from regard.data.volumes import Subject
 from regard.data.volumes.inputs import TABLES
 from regard.errors import ConfigError, DataError, did_you_mean
-from regard.setting_groups import ImageData
+from regard.image_groups import ImageData
 from regard.tasks.image_predictor import Image, ImagePredictor
 from regard.tasks.survival.clinical import Clinical
 from regard.tasks.survival.curves import Curves

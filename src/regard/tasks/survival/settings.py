@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.setting_groups import Group, ImageData, NoOptions, Transfer, Variation, setting
+from regard.image_groups import ImageData, Variation
+from regard.setting_groups import Group, NoOptions, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
