@@ -293,6 +293,8 @@ class ImageDataset:
             f"with differing labels: {sum(map(len, self.conflicting()))}.",
             *(f"{line}." for line in self.leak_lines(splits)),
             f"Files ignored: {len(self.source.ignored)}.",
+            *(f"Left out: {line}." for line in self.source.left_out),
+            *([f"Unreadable and left out: {len(self.unreadable)}."] if self.unreadable else []),
             f"Patients or groups: {known}.",
         ]
 

@@ -229,6 +229,7 @@ def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path, cell: str) -
     source = open_source(path)
     assert [s.key for s in source.samples] == ["s0", "s2", "s3"]
     assert source.left_out == ("1 row without label: s1",)
+    assert "Left out: 1 row without label: s1." in scan(source).findings(["train"] * 3)
     assert len(open_source(path, labels=False).samples) == 4
 
 
