@@ -31,10 +31,10 @@ from regard.errors import ConfigError, counted, did_you_mean
 from regard.geometry import Frame
 from regard.networks.base import Network
 from regard.task import Choice
-from regard.tasks.images import ImageTask, default_workers, facts
+from regard.tasks.images import ImageTask, default_workers
 from regard.tasks.objects.diagnostics import diagnose
 from regard.tasks.objects.loss import SetLoss
-from regard.tasks.small_data import choose_epochs, choose_finetune_epochs, said_length
+from regard.tasks.small_data import choose_epochs, choose_finetune_epochs, facts, said_length
 from regard.training import ALONE, World
 from regard.weights import Run
 
