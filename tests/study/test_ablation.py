@@ -91,7 +91,8 @@ def test_it_resumes_without_the_folders_of_its_runs(made, data, tmp_path, monkey
 def test_several_runs_at_a_time_give_the_same(made, data, tmp_path):
     again = ablation(data, ("positions",), seeds=1, jobs=2, out=tmp_path / "study", quiet=True, **TINY)
     for row, own in zip(again.rows, made.rows, strict=True):
-        assert row | {"seconds": 0} == own | {"seconds": 0}
+        perplexity = pytest.approx(own["perplexity"], rel=1e-6)  # a worker sums with fewer threads
+        assert row | {"seconds": 0} == own | {"seconds": 0, "perplexity": perplexity}
     stopped = ablation(data, ("positions",), seeds=2, jobs=2, out=tmp_path / "study", minutes=-1.0, quiet=True, **TINY)
     assert stopped.rows == again.rows
 
