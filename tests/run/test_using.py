@@ -47,6 +47,9 @@ def test_a_run_that_was_stopped_says_so_when_it_is_used(pictures, tmp_path, caps
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
     regard.load(tmp_path / "run")
     assert "training stopped after epoch 2 of 3; `regard resume" in capsys.readouterr().err
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    regard.load(tmp_path / "run")
+    assert "training stopped after epoch 0 of 3" in capsys.readouterr().err
 
 
 def test_check_and_probe_leave_out_as_many_damaged_images_as_train(tmp_path, run_folder, cli):

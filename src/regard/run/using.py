@@ -77,7 +77,8 @@ def _unfinished(path: str | Path) -> str:
     run = find_run(path)
     if run is None or (run.path / "summary.json").is_file() or not (run.path / "metrics.csv").is_file():
         return ""
-    epoch, epochs = run.read_rows("metrics.csv")[-1]["epoch"], read_config(run)[2].optim.epochs
+    rows, epochs = run.read_rows("metrics.csv"), read_config(run)[2].optim.epochs
+    epoch = rows[-1]["epoch"] if rows else 0
     at = f"training stopped after epoch {epoch} of {epochs}" if int(epoch) < epochs else "it was not tested"
     return f"this run is not finished: {at}; `regard resume {shlex.quote(str(run.path))}` goes on"
 
