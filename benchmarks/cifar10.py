@@ -6,12 +6,17 @@ once, at the end. Afterwards the same weights are asked once more, each image to
 
     python benchmarks/cifar10.py DATA --stem conv --out results      # DATA: the folder with train/ and test/
     python benchmarks/cifar10.py DATA --model swin_mini --change '{"seed": 1}' --out results
+    python benchmarks/cifar10.py DATA --tries tries.json --jobs 4     # settings on validation images: no test/ in DATA
     python benchmarks/cifar10.py --draw results                       # the curves of the runs kept there
+
+tries.json is a list of changes to the recipe, `[{"model": "swin_mini", "epochs": 30}, …]`; each prints a line.
 """
 
 import argparse
 import csv
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -64,6 +69,34 @@ def run(data: str, model: dict[str, Any], changes: dict[str, Any], out: Path, ke
     print(json.dumps(facts, indent=2))
 
 
+def try_one(data: str, changes: dict[str, Any]) -> None:
+    """One run's figures on 10,000 validation images; the recipe keeps its last weights, so they choose nothing."""
+    import regard
+
+    images = sum(1 for path in Path(data, "train").rglob("*") if path.is_file())
+    settings = {"recipe": "cifar", "explain": 0, "holdout": 10_000 / images, "pixel_baseline": False} | changes
+    with tempfile.TemporaryDirectory() as folder:
+        made = regard.train(data, out=f"{folder}/run", **settings)
+        summary, rows = made.read_json("summary.json"), made.read_rows("metrics.csv")
+    figures, seconds = summary["figures"], [float(row["seconds"]) for row in rows]
+    facts = {"changes": changes, "images": images - 10_000, "split": summary["split"]}
+    facts |= {name: round(figures[name]["value"], 4) for name in ("accuracy", "log_loss")}
+    facts |= {"train_loss": float(rows[-1]["train_loss"]), "seconds": seconds[-1]}
+    print(json.dumps(facts), flush=True)
+
+
+def try_all(data: str, tries: list[dict[str, Any]], jobs: int) -> None:
+    """Every try, `jobs` at a time."""
+    if Path(data, "test").exists():
+        raise SystemExit(f"{data} has a folder test: settings are chosen without it")
+    queue, live = list(tries), list[subprocess.Popen[bytes]]()
+    while queue or live:
+        while queue and len(live) < jobs:
+            live.append(subprocess.Popen([sys.executable, __file__, data, "--try", json.dumps(queue.pop(0))]))
+        time.sleep(0.5)
+        live = [process for process in live if process.poll() is None]
+
+
 def draw(folder: Path) -> None:
     """Validation accuracy against seconds since training began, one line a run."""
     from matplotlib.figure import Figure
@@ -95,9 +128,16 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--keep", help="run folder to keep; else it is thrown away")
     parser.add_argument("--draw", type=Path)
+    parser.add_argument("--tries", type=Path, help="settings to compare on validation images, as JSON")
+    parser.add_argument("--try", dest="one", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=4, help="tries side by side")
     options = parser.parse_args()
     if options.draw:
         draw(options.draw)
+    elif options.one is not None:
+        try_one(options.data, options.one)
+    elif options.tries:
+        try_all(options.data, json.loads(options.tries.read_text()), options.jobs)
     else:
         model = {"model": options.model} if options.model else {"stem": options.stem, "pool": options.pool}
         run(options.data, model, options.change, options.out, options.keep)

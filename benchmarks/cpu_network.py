@@ -1,7 +1,7 @@
 """The default network for small pictures on a CPU core: where a training step's time goes, and networks of equal time.
 
     python benchmarks/cpu_network.py parts
-    python benchmarks/cpu_network.py tries DATA vit_nano:19 one_block:25 two_layers:25
+    python benchmarks/cpu_network.py tries DATA default:19 one_block:25 two_layers:25 --name cifar_2000
 
 DATA is a folder with train/ and val/; there is nothing to test on, so figures are on val. `tries` trains arms for so
 many epochs, with seed `--seed`, validating at the end alone, and appends a row per arm to a file of JSON lines; those
@@ -27,7 +27,7 @@ from regard.training.loop import Training
 
 RESULTS = Path(__file__).parent / "results" / "cpu_network.jsonl"
 ARMS: dict[str, dict[str, Any]] = {
-    "vit_nano": {},
+    "default": {},
     "one_block": {"blocks": 1},
     "two_layers": {"depth": 2},
     "both": {"blocks": 1, "depth": 2},
@@ -82,9 +82,9 @@ def parts() -> None:
         print(f"{name:32} {milliseconds(work):6.1f} ms", flush=True)
 
 
-def train(data: Path, arm: str, epochs: int, seed: int) -> dict[str, Any]:
+def train(data: Path, name: str, arm: str, epochs: int, seed: int) -> dict[str, Any]:
     """One run, and its row."""
-    settings: dict[str, Any] = {"model": "vit_nano"} | ARMS[arm]
+    settings = dict(ARMS[arm])
     blocks, spent, whole = settings.pop("blocks", 2), 0.0, Training._train_epoch
 
     def timed(self: Training, tick: Callable[[int, str], None]) -> None:
@@ -103,17 +103,17 @@ def train(data: Path, arm: str, epochs: int, seed: int) -> dict[str, Any]:
         run = regard.train(data, out=f"{folder}/run", epochs=epochs, seed=seed, **settings)
         summary = run.read_json("summary.json")
     return {
-        "arm": arm, "epochs": epochs, "seed": seed, "validation": summary["val_accuracy"],
+        "data": name, "arm": arm, "epochs": epochs, "seed": seed, "validation": summary["val_accuracy"],
         "parameters": summary["parameters"], "cpu_seconds": round(spent, 1), "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 
-def tries(data: Path, arms: list[str], seed: int, out: Path) -> None:
+def tries(data: Path, name: str, arms: list[str], seed: int, out: Path) -> None:
     held = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {(row["arm"], row["epochs"], row["seed"]) for row in held}
-    for arm, _, epochs in (name.partition(":") for name in arms):
-        if (arm, int(epochs), seed) not in done:
-            row = json.dumps(train(data, arm, int(epochs), seed))
+    done = {(row["data"], row["arm"], row["epochs"], row["seed"]) for row in held}
+    for arm, _, epochs in (given.partition(":") for given in arms):
+        if (name, arm, int(epochs), seed) not in done:
+            row = json.dumps(train(data, name, arm, int(epochs), seed))
             with out.open("a") as file:
                 file.write(row + "\n")
             print(row, flush=True)
@@ -124,10 +124,11 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("parts", "tries"))
     parser.add_argument("data", nargs="?", type=Path)
     parser.add_argument("arms", nargs="*", help="ARM:EPOCHS")
+    parser.add_argument("--name", default="data", help="the data's name in the file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.what == "parts":
         parts()
     else:
-        tries(options.data, options.arms, options.seed, options.out)
+        tries(options.data, options.name, options.arms, options.seed, options.out)
