@@ -8,6 +8,7 @@ from sklearn.metrics import roc_curve
 from regard.metrics.classification import weighted_aurocs
 from regard.metrics.folds import (
     calibration_line,
+    describe_confounders,
     patient_weights,
     permutation_test,
     predict_from,
@@ -130,3 +131,14 @@ def test_a_site_that_gives_the_label_away_is_found_without_looking_at_the_fold()
     changed[folds == 0] = 1 - changed[folds == 0]
     again = predict_from(np.eye(2)[site], np.eye(2)[changed], folds)
     assert (again[folds == 0] == made[folds == 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("figure", "little", "much"), [("auroc", 0.54, 0.66), ("c_index", 0.55, 0.7), ("correlation", 0.1, 0.3)]
+)
+def test_what_tells_only_a_little_of_the_outcome_is_no_warning(figure, little, much):
+    """The size of 1,702 photographs of pets has an AUC of 0.54 at p 0.005: no reason to doubt a network."""
+    rows = [{"name": "image size", "column": "age", figure: value, "p": 0.001} for value in (little, much)]
+    (told,) = describe_confounders(rows, figure)
+    assert f"{much:.3f}, p 0.001" in told
+    assert not describe_confounders([{"name": "site", "column": "age", figure: 0.9, "p": 0.02}], figure)

@@ -6,7 +6,7 @@ Samples of one patient are resampled and permuted together.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,13 @@ RESAMPLES = 2000
 PERMUTATIONS = 2000
 TREE_DEPTH = 3
 LEAF = 5
+CONFOUNDED = 0.01
+MATTERS = {
+    "auroc": ("the label", "AUC", 0.6),
+    "c_index": ("survival", "C-index", 0.6),
+    "correlation": ("", "correlation", 0.2),
+}
+"""What is predicted, by which figure, and the least that is worth a warning: much data shows any small difference."""
 
 
 class Spread(NamedTuple):
@@ -205,6 +212,21 @@ def predict_from(features: np.ndarray, target: np.ndarray, folds: np.ndarray) ->
         tree = DecisionTreeRegressor(max_depth=TREE_DEPTH, min_samples_leaf=LEAF, random_state=0)
         made[own] = tree.fit(features[rest], target[rest]).predict(features[own]).reshape(own.sum(), -1)
     return made
+
+
+def describe_confounders(rows: list[dict[str, Any]], figure: str) -> list[str]:
+    """Those of what is known beside the picture that predict the outcome by more than a little, in sentences.
+
+    >>> describe_confounders([{"name": "image size", "auroc": 0.54, "p": 0.001}], "auroc")
+    []
+    """
+    outcome, named, least = MATTERS[figure]
+    return [
+        f"{row['name']} alone predicts {row.get('column', outcome)}: {named} {row[figure]:.3f}, p {row['p']:.3f}. What "
+        "the network has learnt may be that; compare within sites, or balance them"
+        for row in rows
+        if row["p"] < CONFOUNDED and row[figure] >= least
+    ]
 
 
 def bootstrap_figure(values: np.ndarray, n: int) -> Figure:

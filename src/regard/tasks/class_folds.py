@@ -20,6 +20,7 @@ from regard.metrics.delong import auc_delong
 from regard.metrics.folds import (
     bootstrap_figure,
     calibration_line,
+    describe_confounders,
     patient_weights,
     permutation_test,
     predict_from,
@@ -49,7 +50,6 @@ SMALL = 1000
 """Samples up to which a set is called small."""
 FEW_PER_FOLD = 10
 """Samples of a class per fold below which a fold's figure says little."""
-CONFOUNDED = 0.01
 MOST_LOOKED_AT = 5000
 """Samples up to which confounders are looked for before training."""
 LOOKED_AT_FOLDS = 5
@@ -206,16 +206,6 @@ def confounders(
     return made
 
 
-def describe_confounders(rows: list[dict[str, Any]]) -> list[str]:
-    """Of those that predict the label, in sentences."""
-    return [
-        f"{row['name']} alone predicts the label: AUC {row['auroc']:.3f}, p {row['p']:.3f}. What the network has "
-        "learnt may be that; compare within sites, or balance them"
-        for row in rows
-        if row["p"] < CONFOUNDED
-    ]
-
-
 def confounded(dataset: Any) -> list[str]:
     """The same before anything is trained, in folds made for it; nothing of much data, where it would take long."""
     labels, features = np.array(dataset.strata()), dataset.covariates()
@@ -230,7 +220,7 @@ def confounded(dataset: Any) -> list[str]:
     groups = np.array([name or f"sample {number}" for number, name in enumerate(names)])
     known = {name: values[own] for name, values in features.items()}
     rows = confounders(known, len(dataset.source.classes), labels[own], folds[own], groups[own], 199)
-    return describe_confounders(rows)
+    return describe_confounders(rows, "auroc")
 
 
 def warnings(summary: dict[str, Any]) -> list[str]:
@@ -270,7 +260,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
     commonest = max(map(sum, zip(*summary["counts"], strict=True))) / area["n"]
     if summary["figures"]["accuracy"]["value"] <= commonest:
         lines.append(f"the accuracy is no better than always giving the commonest class, {commonest:.1%}")
-    return lines + describe_confounders(summary["confounders"])
+    return lines + describe_confounders(summary["confounders"], "auroc")
 
 
 def figure_rows(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:

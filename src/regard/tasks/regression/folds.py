@@ -5,14 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from regard.metrics.folds import patient_weights, permuted_numbers, predict_from, spread
+from regard.metrics.folds import describe_confounders, patient_weights, permuted_numbers, predict_from, spread
 from regard.report.page import table
 from regard.task import Folds, Page, Section
 from regard.tasks.regression.evaluation import number_figures
 from regard.tasks.regression.page import figure_row, scatter
 from regard.weights import Run, write_text
-
-CONFOUNDED = 0.01
 
 
 def pool(folds: Folds, data: dict[str, Any]) -> dict[str, Any]:
@@ -43,13 +41,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
         if name.startswith("r2") and not figure["low"] > 0:
             shown = f"{figure['low']:.3f} to {figure['high']:.3f}"
             lines.append(f"the interval of {name}, {shown}, holds 0: it may be no better than always giving the mean")
-    for row in summary["confounders"]:
-        if row["p"] < CONFOUNDED:
-            lines.append(
-                f"{row['name']} alone predicts {row['column']}: correlation {row['correlation']:.3f}, p {row['p']:.3f}"
-                ". What the network has learnt may be that; compare within sites, or balance them"
-            )
-    return lines
+    return lines + describe_confounders(summary["confounders"], "correlation")
 
 
 def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:

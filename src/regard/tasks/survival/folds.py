@@ -14,7 +14,15 @@ import numpy as np
 
 from regard.errors import RunError
 from regard.metrics import Concordance, breslow, step
-from regard.metrics.folds import Permuted, bootstrap_figure, patient_weights, permute, predict_from, spread
+from regard.metrics.folds import (
+    Permuted,
+    bootstrap_figure,
+    describe_confounders,
+    patient_weights,
+    permute,
+    predict_from,
+    spread,
+)
 from regard.metrics.survival import (
     auc,
     auc_within,
@@ -42,7 +50,6 @@ from regard.weights import Run, write_text
 
 RESAMPLES = 1000
 PERMUTATIONS = 500
-CONFOUNDED = 0.01
 FEW_PER_FOLD = 10
 
 
@@ -161,13 +168,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
     least = min(summary["counts"])
     if least < FEW_PER_FOLD:
         lines.append(f"a fold has only {least} events: the C-index of single folds, and its spread, say little")
-    for row in summary["confounders"]:
-        if row["p"] < CONFOUNDED:
-            lines.append(
-                f"{row['name']} alone predicts survival: C-index {row['c_index']:.3f}, p {row['p']:.3f}. What the "
-                "network has learnt may be that; compare within sites, or balance them"
-            )
-    return lines
+    return lines + describe_confounders(summary["confounders"], "c_index")
 
 
 def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
