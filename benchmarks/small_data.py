@@ -53,7 +53,7 @@ def run(name: str, data: str, arm: str, seed: int, jobs: int) -> dict[str, Any]:
     return {
         "data": name, "arm": arm, "seed": seed, "split": summary["split"], **summary["figures"]["accuracy"],
         "balanced": summary["figures"]["balanced_accuracy"]["value"], "validation": summary["val_accuracy"],
-        "pixels": {key: f["value"] for key, f in summary.get("pixel_baselines", {}).items()},
+        "pixels": {key: f["value"] for key, own in summary.get("pixel_baselines", {}).items() for f in own.values()},
         "model": used["model"], "size": per_axis(used["size"], axes, "size"), "parameters": summary["parameters"],
         "epochs": used["epochs"], "seconds": summary["seconds"], "waiting": summary["waiting"], "wall": round(wall, 1),
         "jobs": jobs,

@@ -81,10 +81,10 @@ def light_runs() -> Iterator[None]:
     """No SVG figures, models on pixels or counted operations but in tests marked `whole_runs`."""
     from matplotlib.figure import Figure
 
+    from regard.evaluation import pixel_baseline
     from regard.run import compute
-    from regard.tasks.classification import task
 
-    draw, fit, count = Figure.savefig, task.pixel_baselines, compute.count_flops
+    draw, few, count = Figure.savefig, pixel_baseline.affordable, compute.count_flops
 
     def savefig(figure: Figure, file: Any, **options: Any) -> None:
         if drawn_whole[0] or not isinstance(file, io.StringIO):
@@ -94,7 +94,7 @@ def light_runs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
-        patch.setattr(task, "pixel_baselines", lambda *given: fit(*given) if drawn_whole[0] else {})
+        patch.setattr(pixel_baseline, "affordable", lambda samples: drawn_whole[0] and few(samples))
         patch.setattr(compute, "count_flops", lambda made, work: count(made if drawn_whole[0] else "light run", work))
         yield
 

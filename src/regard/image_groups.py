@@ -23,6 +23,11 @@ class ImageMachine(Machine):
 
 
 @dataclass(frozen=True)
+class PixelOptions(Group):
+    pixel_baseline: bool = setting(True, "Compare with simple models of the raw pixels, up to 10,000 training images.")
+
+
+@dataclass(frozen=True)
 class PictureData(Data):
     """What every task on images has."""
 

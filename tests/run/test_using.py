@@ -179,10 +179,10 @@ def test_figures_that_speak_against_a_model_are_said():
     balanced = {"value": 0.45, "low": 0.35, "high": 0.55, "n": 100}
     weighed = {**summary, "figures": {**figures, "balanced_accuracy": balanced}, "val_balanced_accuracy": 0.9}
     del weighed["val_accuracy"]
-    below, far, simple = doubts(weighed | {"pixel_baselines": {"forest": {"value": 0.5}}})
+    below, far, simple = doubts(weighed | {"pixel_baselines": {"forest": {"balanced_accuracy": {"value": 0.5}}}})
     assert "balanced accuracy on test is 45.0%, less than always giving the commonest class: 50.0%" in below
     assert "far below the 90.0% on val" in far
-    assert "a simple model on raw pixels has 50.0%" in simple
+    assert "a simple model of raw pixels has balanced accuracy 50.0%" in simple
 
 
 def test_eval_says_the_same_against_a_model_as_train(leaking, tmp_path, cli):

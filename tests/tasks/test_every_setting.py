@@ -38,9 +38,9 @@ IMAGES = SMALL | {
 }  # fmt: skip
 BASES: dict[str, dict[str, Any]] = {
     "classification": IMAGES | {"recipe": "plain", "pixel_baseline": False},
-    "regression": IMAGES | {"recipe": "regression_plain", "column": "age"},
-    "multilabel": IMAGES | {"recipe": "multilabel_plain", "label_column": "kind,late"},
-    "survival": IMAGES | {"recipe": "survival_plain", "time": "age", "event": "kind"},
+    "regression": IMAGES | {"recipe": "regression_plain", "column": "age", "pixel_baseline": False},
+    "multilabel": IMAGES | {"recipe": "multilabel_plain", "label_column": "kind,late", "pixel_baseline": False},
+    "survival": IMAGES | {"recipe": "survival_plain", "time": "age", "event": "kind", "pixel_baseline": False},
     "pretraining": IMAGES | {"recipe": "mae_small", "patch": 4, "decoder_width": 16, "decoder_depth": 1},
     "detection": SMALL
     | {
@@ -163,6 +163,7 @@ AUGMENTED = ON_IMAGES | {
     "strength": batch(0.9, policy="rand"),
     "erase": batch(1.0),
     "low_res": batch(0.5, size=32),
+    "pixel_baseline": Row(True, "summary"),
     # Of volumes, where tests/tasks/test_volumes.py sees them.
     **{
         name: Row("x" if name == "flip_axes" else 0.1, refused=f"--{name.replace('_', '-')} is for volumes")
@@ -178,7 +179,6 @@ ROWS: dict[str, dict[str, Row]] = {
         "loss": weights("bce"),
         "label_smoothing": weights(0.3),
         "class_weights": weights("balanced"),
-        "pixel_baseline": Row(True, "summary"),
         "teacher": weights(TEACHER),
         "distillation": weights("soft", teacher=TEACHER),
         "teacher_weight": weights(0.9, teacher=TEACHER),

@@ -167,7 +167,7 @@ def test_a_column_that_is_not_learnt_is_named(run: Path) -> None:
     data = {"columns": ["radius", "x"], "leaks": [], "groups_across_splits": [], "conflicting_labels": []}
     summary = {"split": "test", "figures": {"r2_radius": {"value": 0.9}, "r2_x": {"value": -0.1}}}
     assert warnings(data, summary) == [
-        "For x it is no better than always giving the mean: nothing is learnt of it yet."
+        "It is no better than always giving the mean of x: nothing is learnt yet."
     ]
 
 

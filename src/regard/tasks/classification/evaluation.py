@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.console import columns, with_interval
 from regard.data import Loader, Preparation, Source
 from regard.evaluation import left_out_words, run_over, whole_json
+from regard.evaluation.pixel_baseline import pixel_doubts
 from regard.metrics import Figure, Summary, summarise
 from regard.metrics.folds import calibration_line
 from regard.tasks.classification.loss import probabilities
@@ -146,10 +147,7 @@ def doubts(summary: dict[str, Any]) -> list[str]:
             f"{said}, far below the {validated:.1%} on val: these images are of another kind than those of val, or val "
             "holds images like those of training"
         )
-    best = max((figure["value"] for figure in summary.get("pixel_baselines", {}).values()), default=0.0)
-    if best >= accuracy["value"]:
-        lines.append(f"a simple model on raw pixels has {best:.1%}: the network adds nothing here yet")
-    return lines
+    return lines + pixel_doubts(summary, name, ".1%")
 
 
 def predict_loader(

@@ -67,7 +67,8 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
             ("always the commonest class", _percent(_commonest(summary))),
             *(
                 (f"{name} {pixels}", f"{_percent(f['value'])} ({_percent(f['low'])} to {_percent(f['high'])})")
-                for name, f in summary.get("pixel_baselines", {}).items()
+                for name, own in summary.get("pixel_baselines", {}).items()
+                for f in own.values()
             ),
             ("data", f"{sum(sum(c.values()) for c in data['counts'].values()):,} images, {len(classes)} classes"),
         ],

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError, did_you_mean
-from regard.image_groups import Augment, LabelData
+from regard.image_groups import Augment, LabelData, PixelOptions
 from regard.setting_groups import Group, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 
 @dataclass(frozen=True)
-class Options(Group):
+class Options(PixelOptions):
     title: ClassVar[str] = "classification"
     loss: Literal["softmax", "bce"] = setting(
         "softmax", "Cross-entropy over all classes, or binary cross-entropy per class."
@@ -26,9 +26,6 @@ class Options(Group):
     label_smoothing: float = setting(0.1, "Probability spread over the wrong classes.", least=0, below=1)
     class_weights: Literal["equal", "balanced"] = setting(
         "equal", "balanced: weigh classes in the loss by one over their number of training images."
-    )
-    pixel_baseline: bool = setting(
-        True, "Compare with logistic regression and a random forest on raw pixels, up to 10,000 training images."
     )
 
 

@@ -17,6 +17,7 @@ from regard.console import Progress
 from regard.data import Augmenter, Batch, ImageDataset, Images, Loader, Source
 from regard.data.corruptions import CORRUPTIONS, SEVERITIES
 from regard.errors import DataError, RunError
+from regard.evaluation.pixel_baseline import as_json, pixel_baselines
 from regard.task import Choice, Job
 from regard.tasks.class_folds import confounded
 from regard.tasks.classification import folds
@@ -25,7 +26,6 @@ from regard.tasks.classification.distillation import Distillation, Teacher, open
 from regard.tasks.classification.evaluation import Evaluation, doubts, evaluate, quick_figures
 from regard.tasks.classification.loss import CrossEntropy
 from regard.tasks.classification.page import chosen_by, is_unbalanced, page
-from regard.tasks.classification.pixel_baseline import pixel_baselines
 from regard.tasks.classification.predictor import Classifier
 from regard.tasks.classification.probing import probe
 from regard.tasks.classification.robustness import robustness
@@ -155,7 +155,7 @@ class Task(ImageTask):
             return {}
         labels, balanced = np.array(self.dataset.strata()), self.config.task.class_weights == "balanced"
         baselines = pixel_baselines(self.images, self.job.part("train"), result.index.tolist(), labels, balanced)
-        return {"pixel_baselines": {name: figure._asdict() for name, figure in baselines.items()}}
+        return {"pixel_baselines": as_json(baselines)}
 
     def blank(self, count: int) -> Batch:
         shape, classes = (self.images.channels, *self.images.size), len(self.class_names())

@@ -12,6 +12,7 @@ import numpy as np
 from regard.console import columns, with_interval
 from regard.errors import ConfigError
 from regard.evaluation import left_out_words, whole_json
+from regard.evaluation.pixel_baseline import pixel_doubts
 from regard.metrics import Comparison, Figure, Summary, paired_bootstrap, summarise
 from regard.metrics.classification import weighted_aurocs, with_percentiles
 from regard.metrics.folds import calibration_line, compare_class_areas
@@ -201,7 +202,7 @@ def doubts(summary: dict[str, Any]) -> list[str]:
             lines.append(
                 f"{label}: accuracy {accuracy['value']:.1%}, less than always the commonest class: {commonest:.1%}"
             )
-    return lines
+    return lines + pixel_doubts(summary, "auroc", ".3f")
 
 
 def compare_labels(

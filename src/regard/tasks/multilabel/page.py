@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import interval
+from regard.console import interval, with_interval
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.report.page import table
@@ -35,7 +35,13 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         figures=[_row(name, figure, labels) for name, figure in summary["figures"].items()],
         chosen_by="auroc",
         warnings=[*image_warnings(data, summary), *(f"{line}." for line in doubts(summary))],
-        facts=[("labels", "; ".join(_known(label, data) for label in labels))],
+        facts=[
+            ("labels", "; ".join(_known(label, data) for label in labels)),
+            *(
+                (f"{name} on pixels", f"AUROC {with_interval(own['auroc'], '.4f')}")
+                for name, own in summary.get("pixel_baselines", {}).items()
+            ),
+        ],
         sections=[
             Section("Training", f"<figure>{curves}</figure>"),
             Section("Labels", _labels(summary)),

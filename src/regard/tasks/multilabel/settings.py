@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.image_groups import Augment, LabelColumnData
+from regard.image_groups import Augment, LabelColumnData, PixelOptions
 from regard.setting_groups import Group, NoOptions, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
 
 
 @dataclass(frozen=True)
-class Options(Group):
+class Options(PixelOptions):
     title: ClassVar[str] = "several labels"
     label_smoothing: float = setting(0.1, "Probability spread over the wrong classes of a label.", least=0, below=1)
     class_weights: Literal["equal", "balanced"] = setting(

@@ -15,6 +15,7 @@ from regard.data import Augmenter, Batch, Loader
 from regard.data.dataset import UNUSED
 from regard.errors import ConfigError, counted
 from regard.evaluation import run_over
+from regard.evaluation.pixel_baseline import as_json, pixel_labels
 from regard.metrics import Comparison
 from regard.tasks.image_examples import explain_images
 from regard.tasks.images import ImageTask
@@ -124,6 +125,19 @@ class Task(ImageTask):
         probs = np.split(outputs.astype(np.float64), np.cumsum(predictor.sizes)[:-1], axis=1)
         keys = [dataset.key(int(i)) for i in index]
         return LabelsEvaluation.of(predictor.labels, keys, index, dataset.codes[index], list(probs))
+
+    def extra_summary(self, result: LabelsEvaluation) -> dict[str, Any]:
+        """What simple models make of the same images."""
+        if not self.config.task.pixel_baseline:
+            return {}
+        codes, sizes = self.dataset.codes, self.sizes
+        each = pixel_labels(self.images, self.job.part("train"), result.index.tolist(), codes, sizes)
+        baselines = {
+            name: LabelsEvaluation.of(result.labels, result.keys, result.index, result.codes, probs).figures
+            for name, probs in each.items()
+        }
+        kept = {name: {k: f for k, f in own.items() if k.startswith("auroc")} for name, own in baselines.items()}
+        return {"pixel_baselines": as_json(kept)}
 
     def explain(self, run: Run, trained: LabelsPredictor, result: LabelsEvaluation, progress: Progress) -> None:
         """As many images of each label as of the others; the map is that of the label's predicted class."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import with_interval
 from regard.drawing import BLUE, GREY, canvas, dress, style, to_svg
+from regard.evaluation.pixel_baseline import pixel_doubts
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.task import Page, Section
@@ -40,7 +42,15 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         figures=[figure_row(name, figure, many) for name, figure in summary["figures"].items()],
         chosen_by="loss",
         warnings=warnings(data, summary),
-        facts=[(f"always the mean {name}", f"error {error:.4g}") for name, error in summary["mean_error"].items()],
+        facts=[
+            *((f"always the mean {name}", f"error {error:.4g}") for name, error in summary["mean_error"].items()),
+            *(
+                (f"{name} on pixels", f"{figure_row(key, f, many)[0].lower()} {with_interval(f, '.4g')}")
+                for name, own in summary.get("pixel_baselines", {}).items()
+                for key, f in own.items()
+                if key.startswith("mae")
+            ),
+        ],
         sections=[
             Section("Training", f"<figure>{curves}</figure>"),
             Section(
@@ -63,12 +73,21 @@ def figure_row(name: str, figure: dict[str, Any], many: bool) -> tuple[str, str,
     return label, value, f"{low} to {high}", NAMES[measure][1]
 
 
+def doubts(summary: dict[str, Any]) -> list[str]:
+    """Which numbers are predicted no better than by their mean, or by a simple model of raw pixels."""
+    lines = []
+    for name, figure in summary["figures"].items():
+        measure, _, column = name.partition("_")
+        of = f" of {column}" if column else ""
+        if measure == "r2" and figure["value"] is not None and figure["value"] <= 0:
+            lines.append(f"it is no better than always giving the mean{of}: nothing is learnt yet")
+        if measure == "mae":
+            lines += pixel_doubts(summary, name, ".4g", less_is_better=True)
+    return lines
+
+
 def warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
-    lines = image_warnings(data, summary)
-    for column in data["columns"]:
-        score = summary["figures"].get(f"r2_{column}", summary["figures"].get("r2"))["value"]
-        if score is not None and score <= 0:
-            lines.insert(0, f"For {column} it is no better than always giving the mean: nothing is learnt of it yet.")
+    lines = [f"{line[0].upper()}{line[1:]}." for line in doubts(summary)] + image_warnings(data, summary)
     if data["conflicting_labels"]:
         lines.append(f"{len(data['conflicting_labels'])} images occur with different numbers. data.json lists them.")
     return lines

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.image_groups import Augment, ImageData
+from regard.image_groups import Augment, ImageData, PixelOptions
 from regard.setting_groups import Group, NoOptions, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
@@ -39,7 +39,7 @@ class NumberData(ImageData):
 
 
 @dataclass(frozen=True)
-class Options(Group):
+class Options(PixelOptions):
     title: ClassVar[str] = "regression"
     loss: Literal["huber", "squared"] = setting(
         "huber", "Huber loss, which outliers move less, or squared error; of standardised numbers."

@@ -14,6 +14,7 @@ from regard.console import Progress
 from regard.data import Augmenter, Batch, Loader
 from regard.errors import ConfigError, DataError
 from regard.evaluation import run_over
+from regard.evaluation.pixel_baseline import as_json, pixel_numbers
 from regard.metrics import Comparison
 from regard.tasks.image_examples import choose_examples, explain_images
 from regard.tasks.images import ImageTask
@@ -21,7 +22,7 @@ from regard.tasks.regression import folds
 from regard.tasks.regression.data import NumberDataset, read_numbers
 from regard.tasks.regression.evaluation import NumberEvaluation, compare_numbers
 from regard.tasks.regression.loss import NumberError
-from regard.tasks.regression.page import page
+from regard.tasks.regression.page import doubts, page
 from regard.tasks.regression.predictor import Estimator
 from regard.training import World
 from regard.weights import Run
@@ -105,9 +106,17 @@ class Task(ImageTask):
         return NumberEvaluation.of(predictor.classes, keys, index, truth, predicted.astype(np.float64))
 
     def extra_summary(self, result: NumberEvaluation) -> dict[str, Any]:
-        """What always giving the training mean would score."""
+        """What always giving the training mean would score, and what simple models make of the same images."""
         errors = np.abs(self.dataset.values[result.index] - self.mean).mean(0).tolist()
-        return {"mean_error": dict(zip(self.dataset.columns, errors, strict=True))}
+        made: dict[str, Any] = {"mean_error": dict(zip(self.dataset.columns, errors, strict=True))}
+        if not self.config.task.pixel_baseline:
+            return made
+        guesses = pixel_numbers(self.images, self.job.part("train"), result.index.tolist(), self.dataset.values)
+        baselines = {
+            name: NumberEvaluation.of(result.columns, result.keys, result.index, result.truth, guess).figures
+            for name, guess in guesses.items()
+        }
+        return made | {"pixel_baselines": as_json(baselines)}
 
     def explain(self, run: Run, trained: Estimator, result: NumberEvaluation, progress: Progress) -> None:
         chosen = choose_examples(
@@ -118,6 +127,7 @@ class Task(ImageTask):
         explain_images(run, trained, self.images, samples, progress)
 
     page = staticmethod(page)
+    doubts = staticmethod(doubts)
     pools: ClassVar[bool] = True
     pool = staticmethod(folds.pool)
     pool_page = staticmethod(folds.page)

@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.console import interval, shown, with_interval
 from regard.drawing import BLUE, GREY, ORANGE, canvas, dress, style, to_svg
+from regard.evaluation.pixel_baseline import pixel_doubts
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.report.figures import name_curves
@@ -75,6 +76,8 @@ def figure_row(name: str, figure: dict[str, Any], when: str) -> tuple[str, str, 
 
 def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     facts = reference_fact(summary)
+    for name, own in summary.get("pixel_baselines", {}).items():
+        facts.append((f"{name} of the pixels", f"C-index {with_interval(own['c_index'], '.4f')}"))
     if "clinical_only" in summary:
         alone, adds = summary["clinical_only"]["c_index"], summary["image_adds"]
         facts += [
@@ -106,7 +109,7 @@ def doubts(summary: dict[str, Any]) -> list[str]:
     adds = summary.get("image_adds")
     if adds and adds["low"] <= 0:
         lines.append("It is not shown that the image adds to the clinical columns: the interval of the gain holds 0.")
-    return lines
+    return lines + [f"{line[0].upper()}{line[1:]}." for line in pixel_doubts(summary, "c_index", ".3f")]
 
 
 def warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:

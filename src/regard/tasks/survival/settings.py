@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.image_groups import ImageData, Variation
+from regard.image_groups import ImageData, PixelOptions, Variation
 from regard.setting_groups import Group, NoOptions, Transfer, setting
 from regard.settings import ImageRunConfig
 from regard.tasks.image_options import ImageExplainOptions, LoadOptions
@@ -53,7 +53,7 @@ class SubjectData(ImageData):
 
 
 @dataclass(frozen=True)
-class Options(Group):
+class Options(PixelOptions):
     title: ClassVar[str] = "survival"
     loss: Literal["cox", "discrete"] = setting(
         "cox", "Cox's partial likelihood (proportional hazards), or hazards of discrete intervals of time."

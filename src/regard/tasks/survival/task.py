@@ -16,6 +16,7 @@ from regard.data import Augmenter, Batch, Loader
 from regard.data.feed import ImageFeed
 from regard.errors import ConfigError
 from regard.evaluation import run_over
+from regard.evaluation.pixel_baseline import as_json, pixel_components
 from regard.metrics import Comparison, Concordance, survival_figures
 from regard.networks.base import Network
 from regard.tasks.image_examples import choose_examples, explain_images
@@ -37,6 +38,8 @@ STEPS_PER_EPOCH = 4
 SMALLEST_BATCH = 8
 EVENTS_PER_BIN = 10
 CLINICAL = "clinical.weight"
+PIXEL_RIDGE = 0.1
+"""Penalty of Cox's model of the pixels' components, as RIDGE of clinical columns; larger, since few may matter."""
 
 
 class Task(ImageTask):
@@ -186,7 +189,22 @@ class Task(ImageTask):
         return SurvivalEvaluation.of(predictor.curves, keys, index, time, event, logits)
 
     def extra_summary(self, result: SurvivalEvaluation) -> dict[str, Any]:
-        """What Cox's model of the clinical columns alone scores, and how much the image adds."""
+        """What Cox's model scores of the clinical columns alone, and of raw pixels; and how much the image adds."""
+        return self._pixel_baseline(result) | self._clinical_baseline(result)
+
+    def _pixel_baseline(self, result: SurvivalEvaluation) -> dict[str, Any]:
+        train, made = self.job.part("train"), None
+        if self.config.task.pixel_baseline:
+            made = pixel_components(self.images, train, result.index.tolist())
+        if made is None:
+            return {}
+        known, asked = made
+        risk = asked @ fit_cox(known, self.dataset.time[train], self.dataset.event[train], PIXEL_RIDGE)
+        figures = survival_figures(result.time, result.event, risk, None, np.zeros(0), self.curves.horizon)
+        name = f"Cox’s model of {known.shape[1]} principal components"
+        return {"pixel_baselines": as_json({name: {"c_index": figures["c_index"]}})}
+
+    def _clinical_baseline(self, result: SurvivalEvaluation) -> dict[str, Any]:
         if self.clinical is None:
             return {}
         risk = self.features.double().numpy()[result.index] @ self.coefficients
