@@ -36,6 +36,23 @@ def test_on_its_own_data_only_the_test_images_count(pictures, capsys):
     assert "left out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["predict", "explain"])
+def test_pictures_that_were_learnt_are_named_where_they_are_used(leaking, tmp_path, cli, command):
+    """By pixels: under another name, and of the two only the copy; weights alone do not know."""
+    data, more = leaking / "data", {"explain": ("--checks", "none", "--out", tmp_path / "map.png")}.get(command, ())
+    copy, fresh = tmp_path / "copy.png", data / "test" / "red" / "test14.png"
+    shutil.copy(data / "val" / "blue" / "val12.png", copy)
+    told = cli(command, leaking / "run", copy, fresh, *more)[2]
+    assert f"note: {copy} is among the images that the run trained on or chose its weights by" in told
+    both = cli(command, leaking / "run", copy, data / "train" / "red" / "train3.png", *more)[2]
+    assert "and 1 more are among the images" in both
+    assert "among the images" not in cli(command, leaking / "run", fresh, *more)[2]
+    assert "among the images" not in cli(command, leaking / "run", copy, *more, "--quiet")[2]
+    weights = next((leaking / "run" / "checkpoints").glob("*.safetensors"))
+    shutil.copy(weights, tmp_path / "weights.safetensors")
+    assert "among the images" not in cli(command, tmp_path / "weights.safetensors", copy, *more)[2]
+
+
 def test_a_run_that_was_stopped_says_so_when_it_is_used(pictures, tmp_path, capsys):
     shutil.copytree(pictures / "run", tmp_path / "run")
     regard.load(tmp_path / "run")

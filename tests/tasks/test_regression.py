@@ -166,9 +166,7 @@ def test_the_column_that_is_predicted_is_not_called_unused(discs: Path) -> None:
 def test_a_column_that_is_not_learnt_is_named(run: Path) -> None:
     data = {"columns": ["radius", "x"], "leaks": [], "groups_across_splits": [], "conflicting_labels": []}
     summary = {"split": "test", "figures": {"r2_radius": {"value": 0.9}, "r2_x": {"value": -0.1}}}
-    assert warnings(data, summary) == [
-        "It is no better than always giving the mean of x: nothing is learnt yet."
-    ]
+    assert warnings(data, summary) == ["It is no better than always giving the mean of x: nothing is learnt yet."]
 
 
 def test_equal_predictions_do_not_differ() -> None:

@@ -141,7 +141,14 @@ def run_predict(words: Sequence[str]) -> None:
         made = kept
     if not out:
         predictor.show(made, **printed, **options)
+    _say_seen(predictor, quiet)
     refuse_failed(failed)
+
+
+def _say_seen(predictor: Any, quiet: bool) -> None:
+    """Whether pictures were among those it learnt from."""
+    if not quiet and hasattr(predictor, "seen_note") and (note := predictor.seen_note()):
+        print(note, file=sys.stderr)
 
 
 def run_explain(words: Sequence[str]) -> None:
@@ -168,7 +175,10 @@ def run_explain(words: Sequence[str]) -> None:
     from regard import api
 
     predictor: Any = api.load(run, quiet=quiet, **loading)
-    predictor.explain_inputs(inputs, out, quiet=quiet, **options)
+    try:
+        predictor.explain_inputs(inputs, out, quiet=quiet, **options)
+    finally:
+        _say_seen(predictor, quiet)
 
 
 def _explain_folds(folder: str, inputs: list[str], given: dict[str, Any], quiet: bool) -> None:

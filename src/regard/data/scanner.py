@@ -352,13 +352,18 @@ def _check(source: Source, side: int, index: int) -> _Checked:
         tensor, mode = source.read(index)
     except DataError as error:
         return error.what
-    pixels = np.ascontiguousarray(tensor.numpy())
-    digest = hashlib.sha256(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-    digest.update(pixels.data)
+    pixels, digest = np.ascontiguousarray(tensor.numpy()), pixel_digest(tensor)
     if mode == "RGB" and _is_grey(pixels):
         mode = GREY
     small = max(tensor.shape[1:]) <= side
-    return tuple(tensor.shape), mode, digest.hexdigest()[:32], pixels if small else None
+    return tuple(tensor.shape), mode, digest, pixels if small else None
+
+
+def pixel_digest(pixels: Tensor) -> str:
+    """A hash of decoded pixels, the column of that name in splits.csv."""
+    digest = hashlib.sha256(f"{tuple(pixels.shape)}{pixels.dtype}".encode())
+    digest.update(np.ascontiguousarray(pixels.numpy()).data)
+    return digest.hexdigest()[:32]
 
 
 def _is_grey(pixels: np.ndarray) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from regard.data import (
     to_float,
     to_tensor,
 )
+from regard.data.scanner import pixel_digest
 from regard.data.volumes import Prepared, ScanFrame, Subject, is_nifti
 from regard.data.volumes.inputs import as_subject, find_subjects, marked, prepared_array, read_scan_mask
 from regard.data.volumes.reader import read_prepared
@@ -46,7 +47,7 @@ from regard.explain.visualise import STEPS
 from regard.image_groups import MAX_MEGAPIXELS
 from regard.networks.base import Network
 from regard.tasks.image_options import LoadOptions
-from regard.weights import Checkpoint, open_weights
+from regard.weights import Checkpoint, Run, find_run, open_weights
 
 PHOTO_SIDE = {2: 512, 3: 128}
 """Most pixels on a side of a picture or volume that is kept beside its map."""
@@ -79,6 +80,10 @@ class PicturePredictor:
         self.headless = not checkpoint.task and not last.weight.any()
         """Weights that no run trained, with a head of zeros: it has nothing to say."""
         self.random_models: list[Network] = []
+        self.run: Run | None = None
+        """The run that the weights are of, where it is known."""
+        self.met: dict[str, None] = {}
+        """Files that were read whose pictures the run has learnt from."""
         self.max_megapixels = MAX_MEGAPIXELS
 
     def __repr__(self) -> str:
@@ -93,7 +98,13 @@ class PicturePredictor:
             progress.say(line)
         predictor = cls(checkpoint, device)
         predictor.max_megapixels = options.max_megapixels
+        predictor.run = find_run(path)
         return predictor
+
+    @cached_property
+    def learnt(self) -> set[str]:
+        """Digests of the pictures that the run trained on or chose its weights by."""
+        return {row["pixels"] for row in self.run.seen_rows() if row.get("pixels")} if self.run else set()
 
     def require_answers(self) -> None:
         """An error if there is nothing to predict."""
@@ -143,7 +154,10 @@ class PicturePredictor:
 
     def _read(self, image: Image) -> tuple[str, Tensor]:
         if isinstance(image, str | Path):
-            return str(image), read_image(Path(image).expanduser(), self.max_megapixels)[0]
+            pixels = read_image(Path(image).expanduser(), self.max_megapixels)[0]
+            if self.learnt and pixel_digest(pixels) in self.learnt:
+                self.met[str(image)] = None
+            return str(image), pixels
         if hasattr(image, "getbands"):
             return "picture", to_tensor(image, "the given picture")
         if not isinstance(image, Tensor | np.ndarray):
@@ -157,6 +171,17 @@ class PicturePredictor:
         if pixels.dtype != torch.uint8:
             raise DataError(f"pixels of type {pixels.dtype} are not understood", do="give uint8, or float in 0..1")
         return "pixels", pixels
+
+    def seen_note(self) -> str:
+        """Which of the files that were read the run has learnt from, in a sentence; empty if none."""
+        if not self.met:
+            return ""
+        more = len(self.met) - 1
+        named = f"{next(iter(self.met))} and {more:,} more are" if more else f"{next(iter(self.met))} is"
+        return (
+            f"note: {named} among the images that the run trained on or chose its weights by: how right it is there "
+            "says nothing about new ones"
+        )
 
     def _channels_first(self, pixels: Tensor) -> Tensor:
         """(channels, *size) from that, from (*size, channels), or from (*size) of grey pixels."""
