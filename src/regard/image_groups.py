@@ -87,6 +87,11 @@ class ImageData(PictureData):
         volumes=True,
     )
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns of a table without which a row is of no use."""
+        return ()
+
     def named(self, setting: str) -> Any:
         """The value of a setting; None where this data has none of that name."""
         return getattr(self, setting, None)

@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
     "quiet": True,
     "device": "cpu",
 }
+LOUD = {name: value for name, value in SETTINGS.items() if name != "quiet"}
 
 
 @pytest.fixture(scope="session")
@@ -211,6 +212,23 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 def test_what_is_no_number_is_refused_by_name(discs: Path, column: str, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         regard.train(discs, column=column, epochs=1, **SETTINGS)
+
+
+def test_rows_without_a_number_are_left_out_and_named(discs: Path, tmp_path: Path, capsys: Any) -> None:
+    lines = discs.read_text().splitlines()
+    for n, text in ((3, ""), (4, "NA"), (8, "nan")):
+        fields = lines[n].split(",")
+        lines[n] = ",".join((*fields[:2], text, *fields[3:]))
+    table = discs.with_name("gaps.csv")
+    table.write_text("\n".join(lines))
+    try:
+        run = regard.train(table, column="radius", epochs=1, out=tmp_path / "run", **LOUD)
+        assert "left out: 3 rows without radius: 002.png, 003.png, 007.png" in capsys.readouterr().err
+        assert len(run.split_rows()) == 117
+        assert run.read_json("data.json")["left_out"]
+        assert len(regard.check(table, column="bright", quiet=True)) == 120
+    finally:
+        table.unlink()
 
 
 def test_a_table_without_labels_says_how_its_numbers_are_asked_for(tmp_path: Path) -> None:

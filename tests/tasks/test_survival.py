@@ -373,7 +373,7 @@ def changed(cohort: Path, tmp_path: Path, change: Any) -> Path:
     ("change", "words"),
     [
         (lambda n, row: {"days": "-3"} if n == 4 else {}, "1 values are no times or events: row 6 .*days is '-3'"),
-        (lambda n, row: {"days": ""} if n < 9 else {}, "9 values are no times or events: .*and 4 more"),
+        (lambda n, row: {"days": "soon"} if n < 9 else {}, "9 values are no times or events: .*and 4 more"),
         (lambda n, row: {"died": "2"} if n == 0 else {}, "died is '2'"),
         (lambda n, row: {"died": "0"}, "no subject has the event: died is 0 everywhere"),
         (lambda n, row: {"days": "30"}, "all subjects have the same time: days is 30"),
@@ -384,6 +384,21 @@ def changed(cohort: Path, tmp_path: Path, change: Any) -> Path:
 def test_tables_that_cannot_be_learnt_from_are_refused(cohort: Path, tmp_path: Path, change: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         regard.train(changed(cohort, tmp_path, change), clinical="age", epochs=1, **SETTINGS)
+
+
+def test_subjects_without_a_time_or_an_event_are_left_out_and_named(cohort: Path, tmp_path: Path, cli: Any) -> None:
+    blank = {2: {"days": ""}, 5: {"died": "NA"}, 7: {"days": "unknown", "died": ""}, 9: {"age": ""}}
+    table = changed(cohort, tmp_path, lambda n, row: blank.get(n, {}))
+    checked: list[Any] = [regard.check(t, time="days", event="died", quiet=True) for t in (cohort, table)]
+    whole, dataset = checked
+    kept = [n for n in range(len(whole)) if n not in (2, 5, 7)]
+    assert dataset.time.tolist() == whole.time[kept].tolist()
+    assert dataset.event.tolist() == whole.event[kept].tolist()
+    told = "".join(cli("check", table, "--time", "days", "--event", "died")[1:])
+    assert "2 rows without days: " in told
+    assert "1 row without died: " in told
+    with pytest.raises(DataError, match="no row has a value in days and died"):
+        regard.check(changed(cohort, tmp_path, lambda n, row: {"days": "?"}), time="days", event="died", quiet=True)
 
 
 def test_true_and_false_are_events_and_few_of_them_warned_of(cohort: Path, tmp_path: Path) -> None:

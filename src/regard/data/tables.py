@@ -7,12 +7,13 @@ import io
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.folders import list_files, not_used
 from regard.data.source import SPLITS, Files, Sample, Source, split_names
-from regard.errors import DataError, NoLabelError, did_you_mean
+from regard.errors import DataError, NoLabelError, counted, did_you_mean
 from regard.image_groups import ImageData
 
 COLUMNS = {
@@ -24,8 +25,10 @@ COLUMNS = {
 FLAGS = {"path": "image-column", "label": "label-column"}
 """The settings by which a column may be named."""
 MISSING = ("", "na", "n/a", "nan", "none", "null", "?", "unknown", "missing")
-"""What stands for a missing label of a scan, or of several labels, in any case."""
+"""What stands for a missing label of a scan, one of several labels, a number, time or event; in any case."""
 SHOWN = 5
+NAMED = 10
+"""Of rows that are left out."""
 
 
 class TableRow(NamedTuple):
@@ -61,8 +64,10 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
                 do=f"name it by --{FLAGS[role]}, or call it one of {', '.join(COLUMNS[role])}; "
                 f"the table has {', '.join(filter(None, header))}",
             )
+    rows, left_out = without_missing(rows, how.needed, lambda own: [row.roles["path"] for row in own])
     if not rows:
-        raise DataError("the table has no rows", where=path)
+        what = f"no row has a value in {' and '.join(how.needed)}" if left_out else "the table has no rows"
+        raise DataError(what, where=path)
     splits = split_names({row.roles["split"] for row in rows})
     problems = []
     for number, row, _, extra in rows:
@@ -94,7 +99,9 @@ def table_source(path: Path, why: str, how: ImageData, whole_folder: bool = Fals
     used = ", ".join(f"{role} from {columns[role]!r}" for role in COLUMNS if role in columns)
     why += f"; {used}" + (f"; columns not used: {', '.join(others)}" if others else "")
     reader, numbers = Files(paths, how.max_megapixels), [row.number for row in rows]
-    return Source(path.stem, "table", why, tuple(classes), tuple(samples), reader, ignored, columns=extra, rows=numbers)
+    return Source(
+        path.stem, "table", why, tuple(classes), tuple(samples), reader, ignored, left_out, columns=extra, rows=numbers
+    )
 
 
 def read_table(path: Path, how: ImageData) -> tuple[list[str], dict[str, str], list[TableRow]]:
@@ -144,6 +151,20 @@ def refuse_rows(problems: list[str], path: Path) -> None:
 
 def is_missing(label: str) -> bool:
     return label.strip().lower() in MISSING
+
+
+def without_missing(
+    rows: list[TableRow], names: Iterable[str], keys: Callable[[list[TableRow]], list[str]]
+) -> tuple[list[TableRow], tuple[str, ...]]:
+    """The rows that have a value in each of these columns, and lines about the others."""
+    told = []
+    for name in names:
+        lacking = [row for row in rows if name in row.texts and is_missing(row.texts[name])]
+        if lacking:
+            rows = [row for row in rows if not is_missing(row.texts[name])]
+            more = ", …" if len(lacking) > NAMED else ""
+            told.append(f"{counted(len(lacking), 'rows')} without {name}: {', '.join(keys(lacking)[:NAMED])}{more}")
+    return rows, tuple(told)
 
 
 def natural(name: str) -> tuple[bool, int, str]:

@@ -18,6 +18,7 @@ from regard.data.volumes import nifti, reader
 from regard.data.volumes.survey import Facts, Wanted, choose_plan
 from regard.errors import ConfigError, DataError
 from regard.image_groups import LabelData
+from regard.tasks.regression.settings import NumberData
 from tests.data.volumes.scans import affine_of, phantom, save, save_dicom
 
 
@@ -231,6 +232,8 @@ def test_rows_without_a_label_are_left_out_and_said(tmp_path: Path, cell: str) -
     assert source.left_out == ("1 row without label: s1",)
     assert "Left out: 1 row without label: s1." in scan(source).findings(["train"] * 3)
     assert len(open_source(path, labels=False).samples) == 4
+    numbers = open_source(path, labels=False, how=NumberData(column="label"))
+    assert (len(numbers.samples), numbers.left_out) == (3, source.left_out)
 
 
 def test_settings_that_fit_nothing_are_refused(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.source import SPLITS, UNLABELLED, Sample, Source, split_names
-from regard.data.tables import TableRow, is_missing, natural, read_table, refuse_rows
+from regard.data.tables import TableRow, natural, read_table, refuse_rows, without_missing
 from regard.data.volumes.cache import Cache, cache_folder
 from regard.data.volumes.dicom import has_dicom
 from regard.data.volumes.preparing import Subject
 from regard.data.volumes.reader import Unsettled
 from regard.data.volumes.scan import is_nifti, require_medical
 from regard.data.volumes.survey import Wanted
-from regard.errors import ConfigError, DataError, NoLabelError, counted, did_you_mean
+from regard.errors import ConfigError, DataError, NoLabelError, did_you_mean
 from regard.geometry import per_axis
 from regard.image_groups import ImageData
 
@@ -108,7 +108,7 @@ def subjects_source(
 ) -> Source:
     """The subjects of a table, whose volumes are read once their common spacing and size are known.
 
-    Rows without a label are left out, and said. A scan that is not there makes the subject unreadable.
+    Rows without what is predicted are left out, and said. A scan that is not there makes the subject unreadable.
     """
     require_medical("nibabel")
     _, columns, rows = read_table(path, how)
@@ -118,10 +118,10 @@ def subjects_source(
         raise NoLabelError("the table has no column for the label", where=path, do=do)
     if not rows:
         raise DataError("the table has no rows", where=path)
-    unlabelled = [row for row in rows if labels and is_missing(row.roles["label"])]
-    rows = [row for row in rows if not labels or not is_missing(row.roles["label"])]
+    needed = (*how.needed, *([columns["label"]] if labels else ()))
+    rows, left_out = without_missing(rows, needed, lambda own: _keys(own, layout))
     if not rows:
-        raise DataError(f"no row has a label in {columns['label']!r}", where=path)
+        raise DataError(f"no row has a value in {' and '.join(needed)}", where=path)
     splits = split_names({row.roles["split"] for row in rows})
     refuse_rows(_problems(rows, splits), path)
     keys = _keys(rows, layout)
@@ -138,18 +138,13 @@ def subjects_source(
     subjects = tuple(_subject(path.parent, key, row, layout) for key, row in zip(keys, rows, strict=True))
     used = [f"scans from {', '.join(layout.scans)}"] + ([f"masks from {', '.join(layout.masks)}"] * bool(layout.masks))
     used += [f"{role} from {columns[role]!r}" for role in ("label", "split", "group") if role in columns and labels]
-    left_out = []
-    if unlabelled:
-        names = ", ".join(_keys(unlabelled, layout)[:10])
-        more = ", …" if len(unlabelled) > 10 else ""
-        left_out = [f"{counted(len(unlabelled), 'rows')} without {columns['label']}: {names}{more}"]
     reader = Unsettled(
         subjects, wanted(how, layout.scans, size), Cache(cache_folder(how.cache_folder)), how.max_megapixels
     )
     texts = {name: [row.texts[name] for row in rows] for name in rows[0].texts if name}
     return Source(
         path.stem, "table of volumes", f"{why}; {'; '.join(used)}", classes, tuple(samples), reader,
-        left_out=tuple(left_out), labelled=labels, columns=texts, rows=[row.number for row in rows],
+        left_out=left_out, labelled=labels, columns=texts, rows=[row.number for row in rows],
         settle=reader.settle,
     )  # fmt: skip
 

@@ -26,6 +26,10 @@ class NumberData(ImageData):
     )
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        return self.columns if self.column else ()
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns to predict, in order."""
         if not self.column:

@@ -36,6 +36,10 @@ class SubjectData(ImageData):
     )
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.time, self.event) if name)
+
+    @property
     def clinical_columns(self) -> tuple[str, ...]:
         names = tuple(name.strip() for name in (self.clinical or "").split(",")) if self.clinical else ()
         if not all(names) or len({*names, self.time, self.event}) < len(names) + 2:
