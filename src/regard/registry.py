@@ -93,6 +93,7 @@ MODELS: dict[str, Entry] = {
     "monai_efficientnet_b3": Entry("monai", 13_595_472, (96, 96, 96), MONAI + "EfficientNet-b3"),
     "monai_swin": Entry("monai", 8_831_002, (96, 96, 96), MONAI + "the encoder of SwinUNETR with a pooled head"),
     "detr_nano": Entry("detr", 959_792, (128, 128), OURS),
+    "detr_mini": Entry("detr", 4_273_664, (640, 640), SMALL),
     "detr_r50": Entry("detr", 41_577_888, (800, 1333), DETR),
     "detr_r50_dc5": Entry("detr", 41_577_888, (800, 1333), DETR + ", DC5"),
     "detr_r101": Entry("detr", 60_570_016, (800, 1333), DETR),

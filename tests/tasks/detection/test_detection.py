@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import regard
 import regard.training.loop as loop
+from regard import registry
 from regard.console import Progress
 from regard.data.objects import (
     ObjectFeed,
@@ -276,6 +277,24 @@ def test_the_rates_of_fine_tuning_depend_on_the_weights(data):
     assert rates("focal", lr=1e-2) == {name: value for name, value in modern.items() if name != "lr"}
     assert rates("focal", optimizer="adamw") == {"class_weight": 12.0}
     assert rates("focal", recipe="detection") == {}
+
+
+def test_a_gpu_has_the_network_that_was_measured_there(data):
+    """benchmarks/results/bccd.md; what is asked for, and the paper's recipe, keep their own."""
+    dataset = read_objects(data, Progress(True))
+
+    def chosen(gpu: bool, **asked: Any) -> str | None:
+        return Task.choose(dataset, None, asked, gpu).values.get("model")
+
+    assert (chosen(True), chosen(False)) == ("detr_mini", None)
+    assert "detr_mini" in Task.choose(dataset, None, {}, True).why
+    assert chosen(True, model="detr_nano") is chosen(True, recipe="detection_plain") is None
+    measured = json.loads(
+        Path(__file__).parents[3].joinpath("benchmarks/results/bccd.jsonl").read_text().splitlines()[-1]
+    )
+    shape = {name: measured["budget"][name] for name in ("width", "mlp", "depth", "decoder_depth", "backbone_width")}
+    config = registry.configure("detr_mini")
+    assert shape == {name: getattr(config, name) for name in shape}
 
 
 def test_weights_that_no_run_trained_are_used_too(run, data, tmp_path):

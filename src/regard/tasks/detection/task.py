@@ -33,6 +33,7 @@ class Task(ObjectTask):
     best: ClassVar[Any] = ("ap", "max")
     headline: ClassVar[tuple[str, ...]] = ("ap", "ap50")
     from_scratch, plain, finetune = "detection", "detection_plain", "detection_finetune"
+    gpu_model = "detr_mini"
     modern_finetune = MappingProxyType({"optimizer": "muon", "lr": 2e-3, "clip": 5.0, "class_weight": 12.0})
 
     @classmethod

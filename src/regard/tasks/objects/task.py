@@ -53,6 +53,8 @@ class ObjectTask(ImageTask):
 
     masks: ClassVar[bool] = False
     """Whether targets have masks."""
+    gpu_model: ClassVar[str | None] = None
+    """The default network from scratch on a GPU, where the recipe's is too small."""
     modern_finetune: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings of fine-tuning that weights of modern mode have in place of the recipe's."""
 
@@ -89,7 +91,9 @@ class ObjectTask(ImageTask):
         values = {"epochs": choose_epochs(known), "queries": queries_for(dataset), "size": (side, side)}
         if "fused_stages" not in asked:
             values["stride"] = FINE[1] if side <= FINE[0] else 2 * FINE[1]
-        model = str(asked.get("model") or cls.recipe_model(recipe))
+        if gpu and cls.gpu_model and "model" not in asked:
+            values["model"] = cls.gpu_model
+        model = str(asked.get("model") or values.get("model") or cls.recipe_model(recipe))
         length = said_length(values, asked)
         why = f"for {known.describe()}: {model}, sides up to {side}{length}; --recipe {cls.plain}: DETR as published"
         return Choice(recipe, {name: value for name, value in values.items() if name not in asked}, why)
