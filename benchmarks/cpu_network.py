@@ -1,7 +1,7 @@
 """The default network for small pictures on a CPU core: where a training step's time goes, and networks of equal time.
 
     python benchmarks/cpu_network.py parts
-    python benchmarks/cpu_network.py tries DATA default:19 one_block:25 two_layers:25 --name cifar_2000
+    python benchmarks/cpu_network.py tries DATA four_layers:19 one_block:25 two_layers:25 --name cifar_2000
 
 DATA is a folder with train/ and val/; there is nothing to test on, so figures are on val. `tries` trains arms for so
 many epochs, with seed `--seed`, validating at the end alone, and appends a row per arm to a file of JSON lines; those
@@ -27,13 +27,13 @@ from regard.training.loop import Training
 
 RESULTS = Path(__file__).parent / "results" / "cpu_network.jsonl"
 ARMS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "one_block": {"blocks": 1},
+    "four_layers": {"depth": 4},
+    "one_block": {"depth": 4, "blocks": 1},
     "two_layers": {"depth": 2},
-    "both": {"blocks": 1, "depth": 2},
+    "both": {"depth": 2, "blocks": 1},
     "resnet_nano": {"model": "resnet_nano"},
 }
-"""Changes of the default: residual blocks per stage of the stem (2 in the package), settings of the run."""
+"""Changes of the default, which has two layers since: residual blocks per stage of the stem (2 there), and settings."""
 BATCH = 64
 
 

@@ -1,4 +1,4 @@
-"""The defaults that depend on the data and the machine: network, size and length of training..
+"""The defaults that depend on the data and the machine: network, size and length of training.
 
 Measured in benchmarks/results/small_data.md; explained in docs/training.md.
 """
@@ -29,9 +29,11 @@ MANY_PHOTOS = 50_000
 FEW_WEIGHTS_LR = 1e-3
 """Learning rate where only the head or low-rank changes are trained: there is nothing to forget."""
 
-CPU_MILLISECONDS = {"vit_nano": 3.0, "vit_nano16": 4.0}
+CPU_DEPTH = 2
+"""Blocks of the default ViT on a CPU: in the same time two learn more than four, since they see more epochs."""
+CPU_MILLISECONDS = {"vit_nano": 2.0, "vit_nano16": 3.4}
 """Of the default networks on two CPU cores, per training image, at 32 × 32 and 128 × 128 pixels: from the epochs that
-ten minutes gave (benchmarks/results/small_data.md)."""
+ten minutes gave with four blocks, and the time of two beside them (benchmarks/results/small_data.md)."""
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,11 @@ def said_minutes(model: str, chosen: Mapping[str, Any], facts: Facts) -> str:
 
     >>> small, many = (Facts(n, (208, 277), gpu=False) for n in (1_700, 50_000))
     >>> said_minutes("vit_nano16", {"epochs": 73}, small), said_minutes("vit_mini16", {"epochs": 73}, small)
-    (', about 8 minutes on two cores', '')
+    (', about 7 minutes on two cores', '')
     >>> said_minutes("vit_nano16", {"epochs": 20}, many)
-    ', about 67 minutes on two cores (with --minutes 10, ten)'
+    ', about 57 minutes on two cores (with --minutes 10, ten)'
     >>> said_minutes("vit_nano", {"epochs": 67, "size": (64, 64)}, Facts(2_000, (64, 64), gpu=False))
-    ', about 27 minutes on two cores'
+    ', about 18 minutes on two cores'
     """
     if facts.gpu or "epochs" not in chosen or model not in CPU_MILLISECONDS:
         return ""
@@ -273,6 +275,8 @@ def choose_defaults(
         return Choice(recipe, values, why)
     model = str(asked.get("model") or choose_model(known))
     values |= {"model": model} | choose_shape(model, asked) | choose_regularisation(known, model)
+    if "model" not in asked and model in CPU_MILLISECONDS:
+        values["depth"] = CPU_DEPTH
     if "model" not in asked and known.small and len(dataset.sizes) == 1:
         values["size"] = known.size
     if usual := choose_size(model, known):
@@ -281,11 +285,12 @@ def choose_defaults(
     known_names = tasks.find(task.name).config.names()
     values = {name: value for name, value in values.items() if name in known_names and name not in asked}
     stem = " with a residual stem" if values.get("stem") else ""
+    blocks = f" of {values['depth']} blocks" if values.get("depth") else ""
     length = said_length(values, asked)
     if length and not (asked.keys() & {"model", *_fields_of(model)}):
         length += said_minutes(model, values, known)
     other = f"; --recipe {task.plain}: the network as published" if stem else ""
-    return Choice(recipe, values, f"for {known.describe()}: {model}{stem}{length}{other}")
+    return Choice(recipe, values, f"for {known.describe()}: {model}{blocks}{stem}{length}{other}")
 
 
 def _fields_of(model: str | None) -> set[str]:
