@@ -189,6 +189,24 @@ def test_a_small_resnet_sees_photographs_as_large_as_the_default_network_does(tm
         assert "size" not in Task.choose(dataset, None, {"model": "resnet18"}, gpu).values
 
 
+@pytest.mark.parametrize(("side", "name"), [(32, "vit_nano"), (100, "vit_nano16")])
+def test_the_default_vit_has_two_blocks_on_a_cpu_and_a_named_one_its_own(tmp_path, side, name):
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(2):
+            Image.effect_noise((side, side), 30 + number).save(tmp_path / label / f"{number}.png")
+    dataset: Any = regard.check(tmp_path, quiet=True)
+
+    def chosen(gpu: bool = False, **asked: Any) -> tuple[str | None, int | None]:
+        values = Task.choose(dataset, None, asked, gpu).values
+        return values.get("model"), values.get("depth")
+
+    assert chosen() == (name, 2)
+    assert f"{name} of 2 blocks" in Task.choose(dataset, None, {}, False).why
+    assert chosen(depth=3) == (name, None)
+    assert [made[1] for made in (chosen(model=name), chosen(recipe="plain"), chosen(gpu=True))] == [None] * 3
+
+
 def test_a_resnet_has_the_same_recipe(picture_folder, tmp_path):
     used = settings_of(quick(picture_folder, tmp_path / "run", model="resnet_nano", epochs=1, depth=None))
     names = ("optimizer", "lr", "policy", "mixup", "cutmix", "drop_path")
