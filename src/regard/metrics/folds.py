@@ -19,12 +19,8 @@ PERMUTATIONS = 2000
 TREE_DEPTH = 3
 LEAF = 5
 CONFOUNDED = 0.01
-MATTERS = {
-    "auroc": ("the label", "AUC", 0.6),
-    "c_index": ("survival", "C-index", 0.6),
-    "correlation": ("", "correlation", 0.2),
-}
-"""What is predicted, by which figure, and the least that is worth a warning: much data shows any small difference."""
+MATTERS = {"auroc": ("AUC", 0.6), "c_index": ("C-index", 0.6), "correlation": ("correlation", 0.2)}
+"""Figures and the least of each that is worth a warning: much data shows any small difference."""
 
 
 class Spread(NamedTuple):
@@ -214,13 +210,13 @@ def predict_from(features: np.ndarray, target: np.ndarray, folds: np.ndarray) ->
     return made
 
 
-def describe_confounders(rows: list[dict[str, Any]], figure: str) -> list[str]:
+def describe_confounders(rows: list[dict[str, Any]], figure: str, outcome: str = "the label") -> list[str]:
     """Those of what is known beside the picture that predict the outcome by more than a little, in sentences.
 
     >>> describe_confounders([{"name": "image size", "auroc": 0.54, "p": 0.001}], "auroc")
     []
     """
-    outcome, named, least = MATTERS[figure]
+    named, least = MATTERS[figure]
     return [
         f"{row['name']} alone predicts {row.get('column', outcome)}: {named} {row[figure]:.3f}, p {row['p']:.3f}. What "
         "the network has learnt may be that; compare within sites, or balance them"

@@ -168,7 +168,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
     least = min(summary["counts"])
     if least < FEW_PER_FOLD:
         lines.append(f"a fold has only {least} events: the C-index of single folds, and its spread, say little")
-    return lines + describe_confounders(summary["confounders"], "c_index")
+    return lines + describe_confounders(summary["confounders"], "c_index", "survival")
 
 
 def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
