@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,14 @@ def try_all(data: str, tries: list[dict[str, Any]], jobs: int) -> None:
     """Every try, `jobs` at a time."""
     if Path(data, "test").exists():
         raise SystemExit(f"{data} has a folder test: settings are chosen without it")
-    queue, live = list(tries), list[subprocess.Popen[bytes]]()
-    while queue or live:
-        while queue and len(live) < jobs:
-            live.append(subprocess.Popen([sys.executable, __file__, data, "--try", json.dumps(queue.pop(0))]))
-        time.sleep(0.5)
-        live = [process for process in live if process.poll() is None]
+
+    def one(changes: dict[str, Any]) -> int:
+        return subprocess.run([sys.executable, __file__, data, "--try", json.dumps(changes)]).returncode
+
+    with ThreadPoolExecutor(jobs) as pool:
+        failed = [changes for changes, code in zip(tries, pool.map(one, tries), strict=True) if code]
+    if failed:
+        raise SystemExit(f"failed: {json.dumps(failed)}")
 
 
 def draw(folder: Path) -> None:

@@ -11,6 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 
+def sentence(words: str) -> str:
+    """
+    >>> sentence("nothing is learnt yet")
+    'Nothing is learnt yet.'
+    """
+    return f"{words[0].upper()}{words[1:]}."
+
+
 class Progress:
     """Says how far work has come. `quiet` says nothing at all."""
 

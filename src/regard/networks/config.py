@@ -52,6 +52,7 @@ class ImageConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         require_positive(self, "channels", "classes")
+        # Not strict: a size with other axes than the patch is refused by the family, which says which it takes.
         if any(side < least for side, least in zip(self.size, self.smallest, strict=False)):
             size, least = (" × ".join(map(str, sides)) for sides in (self.size, self.smallest))
             what = f"an input of {size} pixels is smaller than {self.smallest_is}, {least}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import interval
+from regard.console import interval, sentence
 from regard.errors import counted
 from regard.report.attention_explorer import attention_explorer
 from regard.report.page import table
@@ -123,7 +123,7 @@ def image_warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
     lines += [f"{line}{tested}. data.json lists them." for line in data.get("leaked", ())]
     if count := len(data["groups_across_splits"]):
         lines.append(f"{count} patients (groups) have images in more than one split. data.json lists them.")
-    return lines + [f"{line[0].upper()}{line[1:]}." for line in data.get("confounded", ())]
+    return lines + [sentence(line) for line in data.get("confounded", ())]
 
 
 def whole_figures(summary: dict[str, Any]) -> str:

@@ -47,8 +47,6 @@ def refuse_values(data: str | Path, source: Source, wrong: Iterable[tuple[int, s
 
 def read_columns(kind: type[Kind], data: str | Path, source: Source, progress: Progress, **own: Any) -> Kind:
     """Read every image once; `own` are the fields that `kind` has beside those of images."""
-    for line in source.left_out:
-        progress.say(f"left out: {line}")
     with progress.bar("reading", len(source.samples)) as tick:
         read = scan(source, lambda done, total: tick(done))
     tell_plan(read, progress)

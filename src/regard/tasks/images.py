@@ -76,8 +76,6 @@ def read_images(
     """
     source = open_source(data, labels, how, size)
     accept(source)
-    for line in source.left_out:
-        progress.say(f"left out: {line}")
     with progress.bar("reading", len(source.samples)) as tick:
         dataset = scan(source, lambda done, total: tick(done))
     dataset.path = str(data)
@@ -88,7 +86,9 @@ def read_images(
 
 
 def tell_plan(dataset: ImageDataset, progress: Progress) -> None:
-    """Say how volumes become inputs, and why."""
+    """Say what is left out, and how volumes become inputs, and why."""
+    for line in dataset.source.left_out:
+        progress.say(f"left out: {line}")
     for line in dataset.source.survey.sentences() if dataset.source.survey else ():
         progress.say(f"volumes: {line}")
 

@@ -168,7 +168,7 @@ class Composer:
         rows, columns = (((0, cut), (cut, side - cut)) for cut, side in zip(cuts, size, strict=True))
         regions = [(row, column) for row in rows for column in columns]
         return tuple(
-            (own, self._tile(own, size, region, x)) for own, region, x in zip(members, regions, tiles, strict=False)
+            (own, self._tile(own, size, region, x)) for own, region, x in zip(members, regions, tiles[:4], strict=True)
         )
 
     def _tile(self, number: int, size: tuple[int, int], region: tuple[tuple[int, int], ...], u: np.ndarray) -> Frame:

@@ -39,7 +39,7 @@ class MaskHead(nn.Module):
         self.attention = AttentionMap(width, heads)
         self.convs = nn.ModuleList(nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise(sizes))
         self.norms = nn.ModuleList(nn.GroupNorm(min(8, size), size) for size in sizes[1:])
-        finer = zip(reversed(channels), sizes[2:], strict=False)
+        finer = zip(reversed(channels), sizes[2:5], strict=True)
         self.adapters = nn.ModuleList(nn.Conv2d(before, after, 1) for before, after in finer)
         self.out = nn.Conv2d(sizes[-1], 1, 3, padding=1)
         for layer in (*self.convs, *self.adapters, self.out):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import interval, shown
+from regard.console import interval, sentence, shown
 from regard.report import figures
 from regard.task import Folds, Page, Section
 from regard.tasks.class_folds import (
@@ -56,7 +56,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         headline_text=f"AUC {area['value']:.3f} {on}",
         figures=figure_rows(summary),
         chosen_by=summary.get("chosen_by") or "accuracy",
-        warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
+        warnings=[sentence(line) for line in summary["warnings"]],
         facts=[
             ("mean ± deviation over folds", f"{shown(per_fold['mean'])} ± {shown(per_fold['std'])}"),
             ("variance over folds", shown(per_fold["variance"])),

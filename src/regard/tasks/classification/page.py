@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import with_interval
+from regard.console import sentence, with_interval
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
 from regard.report.page import table
@@ -109,7 +109,7 @@ def _mistakes(drawn: dict[str, str], counts: np.ndarray, classes: list[str]) -> 
 
 
 def _warnings(data: Any, summary: Any) -> list[str]:
-    lines = [*image_warnings(data, summary), *(f"{line[0].upper()}{line[1:]}." for line in doubts(summary))]
+    lines = [*image_warnings(data, summary), *(sentence(line) for line in doubts(summary))]
     if (np.array(summary["confusion"]).sum(0) > 0).sum() == 1:
         lines.insert(0, "It gives the same answer for every image: it has learnt nothing yet.")
     if is_unbalanced(list(data["counts"].get("train", {}).values())):

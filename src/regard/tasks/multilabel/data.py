@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from regard.console import Progress, columns
-from regard.data import ImageDataset, open_source, scan
+from regard.data import ImageDataset
 from regard.data.tables import is_missing, natural
-from regard.errors import DataError, counted, did_you_mean
+from regard.errors import DataError, counted
 from regard.image_groups import LabelColumnData
-from regard.tasks.images import tell_plan
+from regard.tasks.image_columns import open_columns, read_columns
 from regard.tasks.multilabel.settings import label_names
 
 MOST_CLASSES = 20
@@ -142,13 +142,8 @@ def read_labels(
 ) -> LabelDataset:
     """Read every image once, and its labels; `known` are those of a trained model, which no others may occur beside."""
     names = label_names(how)
-    source = open_source(data, labels=False, how=replace(how, label_column=None), size=size)
-    if not source.columns:
-        do = "give a .csv or .tsv with a column for each label"
-        raise DataError("several labels are read from a table, and this is not a table", where=data, do=do)
-    for name in names:
-        if name not in source.columns:
-            raise DataError(f"the table has no column {name!r}", where=data, do=did_you_mean(name, source.columns))
+    bare = replace(how, label_column=None)
+    source = open_columns(data, names, bare, size, "several labels", "a column for each label")
     texts = {name: ["" if is_missing(t) else t.strip() for t in source.columns[name]] for name in names}
     labels = known or tuple((name, _classes(name, own, data)) for name, own in texts.items())
     codes = np.full((len(source.samples), len(names)), -1)
@@ -158,14 +153,7 @@ def read_labels(
             what = f"{name} has classes that the model does not know: {', '.join(odd[:10])}"
             raise DataError(what, where=data, do=f"it knows {', '.join(classes)}")
         codes[:, n] = [classes.index(text) if text else -1 for text in texts[name]]
-    why, _, unused = source.why.partition("; columns not used: ")
-    unused = ", ".join(name for name in unused.split(", ") if name and name not in names)
-    source = replace(source, why=f"{why}; columns not used: {unused}" if unused else why)
-    with progress.bar("reading", len(source.samples)) as tick:
-        read = scan(source, lambda done, total: tick(done))
-    tell_plan(read, progress)
-    held: dict[str, Any] = {f.name: getattr(read, f.name) for f in fields(ImageDataset)} | {"path": str(data)}
-    return LabelDataset(**held, labels=labels, codes=codes)
+    return read_columns(LabelDataset, data, source, progress, labels=labels, codes=codes)
 
 
 def _classes(name: str, texts: Sequence[str], data: str | Path) -> tuple[str, ...]:

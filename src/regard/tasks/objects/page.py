@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import interval, shown, with_interval
+from regard.console import interval, sentence, shown, with_interval
 from regard.metrics.detection_errors import ERRORS
 from regard.report import figures
 from regard.report.explanations import explanations, image_warnings
@@ -51,10 +51,7 @@ def page(run: Run, config: Any, data: dict[str, Any], summary: dict[str, Any]) -
         figures=[_row(name, figure) for name, figure in summary["figures"].items()],
         chosen_by="AP",
         warnings=[
-            *(
-                f"{line[0].upper()}{line[1:]}."
-                for line in [*diagnose(summary), *diagnose_training(rows, config.optim.lr)]
-            ),
+            *(sentence(line) for line in [*diagnose(summary), *diagnose_training(rows, config.optim.lr)]),
             *image_warnings(data, summary),
         ],
         facts=[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from regard.console import sentence
 from regard.metrics.folds import describe_confounders, patient_weights, permuted_numbers, predict_from, spread
 from regard.report.page import table
 from regard.task import Folds, Page, Section
@@ -62,7 +63,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
         headline_text=f"{first['value']:.4g} mean absolute error {on}",
         figures=[figure_row(name, figure, many) for name, figure in summary["figures"].items()],
         chosen_by="loss",
-        warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
+        warnings=[sentence(line) for line in summary["warnings"]],
         facts=[
             (f"permutation test, {name}", f"p {test['p']:.4f} ({test['permutations']} permutations)")
             for name, test in summary["permutation"].items()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import with_interval
+from regard.console import sentence, with_interval
 from regard.drawing import BLUE, GREY, canvas, dress, style, to_svg
 from regard.evaluation.pixel_baseline import pixel_doubts
 from regard.report import figures
@@ -87,7 +87,7 @@ def doubts(summary: dict[str, Any]) -> list[str]:
 
 
 def warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
-    lines = [f"{line[0].upper()}{line[1:]}." for line in doubts(summary)] + image_warnings(data, summary)
+    lines = [sentence(line) for line in doubts(summary)] + image_warnings(data, summary)
     if data["conflicting_labels"]:
         lines.append(f"{len(data['conflicting_labels'])} images occur with different numbers. data.json lists them.")
     return lines

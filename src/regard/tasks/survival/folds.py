@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.console import sentence
 from regard.errors import RunError
 from regard.metrics import Concordance, breslow, step
 from regard.metrics.folds import (
@@ -195,7 +196,7 @@ def page(run: Run, data: dict[str, Any], summary: dict[str, Any]) -> Page:
               if name in summary["figures"]),
         ],
         chosen_by="loss",
-        warnings=[f"{line[0].upper()}{line[1:]}." for line in summary["warnings"]],
+        warnings=[sentence(line) for line in summary["warnings"]],
         facts=[
             ("mean ± deviation over folds", f"{per_fold['mean']:.4f} ± {per_fold['std']:.4f}"),
             ("permutation test", f"p {test['p']:.4f} ({test['permutations']} permutations)"),

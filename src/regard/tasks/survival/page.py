@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.console import interval, shown, with_interval
+from regard.console import interval, sentence, shown, with_interval
 from regard.drawing import BLUE, GREY, ORANGE, canvas, dress, style, to_svg
 from regard.evaluation.pixel_baseline import pixel_doubts
 from regard.report import figures
@@ -109,7 +109,7 @@ def doubts(summary: dict[str, Any]) -> list[str]:
     adds = summary.get("image_adds")
     if adds and adds["low"] <= 0:
         lines.append("It is not shown that the image adds to the clinical columns: the interval of the gain holds 0.")
-    return lines + [f"{line[0].upper()}{line[1:]}." for line in pixel_doubts(summary, "c_index", ".3f")]
+    return lines + [sentence(line) for line in pixel_doubts(summary, "c_index", ".3f")]
 
 
 def warnings(data: dict[str, Any], summary: dict[str, Any]) -> list[str]:
