@@ -242,8 +242,24 @@ class ConditionalPositions(nn.Module):
 
     def forward(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
         """tokens (B, prefix + Π grid, width), of any prefix."""
-        prefix, width = tokens.shape[1] - math.prod(grid), tokens.shape[2]
-        placed = tokens[:, prefix:].unflatten(1, grid).movedim(-1, 1)
-        near = CONVOLUTIONS[len(grid)](placed, self.kernel, self.bias, padding=1, groups=width)
-        near = near.flatten(2).transpose(1, 2)
+        prefix = tokens.shape[1] - math.prod(grid)
+        placed = tokens[:, prefix:].unflatten(1, grid)  # (B, *grid, width)
+        near = self._in_planes(placed) if len(grid) == 3 else self._convolved(placed)
+        near = near.flatten(1, -2)
         return tokens + (F.pad(near, (0, 0, prefix, 0)) if prefix else near)
+
+    def _convolved(self, placed: Tensor) -> Tensor:
+        convolve = CONVOLUTIONS[placed.ndim - 2]
+        near = convolve(placed.movedim(-1, 1), self.kernel, self.bias, padding=1, groups=placed.shape[-1])
+        return near.movedim(1, -1)
+
+    def _in_planes(self, placed: Tensor) -> Tensor:
+        """The same of volumes, as convolutions of planes: torch's own of volumes, channel by channel, are slow."""
+        width, depth = placed.shape[-1], placed.shape[1]
+        planes = F.pad(placed, (0, 0, 0, 0, 0, 0, 1, 1)).flatten(0, 1).movedim(-1, 1)  # (B · (depth + 2), width, ...)
+        parts = []
+        for n in range(3):
+            bias = self.bias if n == 1 else None
+            near = F.conv2d(planes, self.kernel[:, :, n], bias, padding=1, groups=width)
+            parts.append(near.movedim(1, -1).unflatten(0, (-1, depth + 2))[:, n : n + depth])
+        return sum(parts[1:], parts[0])
