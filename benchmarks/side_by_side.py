@@ -1,8 +1,8 @@
 """Do processes that share a GPU run at the same time? Each replays a CUDA graph of small kernels, as training steps do.
 
-    python benchmarks/side_by_side.py --jobs 3
-    nvidia-cuda-mps-control -d && python benchmarks/side_by_side.py --jobs 3    # with the multi-process service
-    echo quit | nvidia-cuda-mps-control                                         # ends the service
+python benchmarks/side_by_side.py --jobs 3
+nvidia-cuda-mps-control -d && python benchmarks/side_by_side.py --jobs 3    # with the multi-process service
+echo quit | nvidia-cuda-mps-control                                         # ends the service
 """
 
 import argparse
