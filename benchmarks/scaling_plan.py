@@ -14,7 +14,7 @@ NVLINK = 450e9  # bytes a second each way; the 900 GB/s of the data sheet are bo
 NETWORK = 50e9  # bytes a second each way and GPU: 400 Gb/s InfiniBand, one adapter a GPU
 REACHED = 0.8  # of these rates, by large messages: assumed
 HIDDEN = 0.8  # of computing time, under which traffic can run: assumed
-IMAGES_A_SECOND = 1222  # of ViT-L/16 trained on one H200 (benchmarks/results/vit_speed.md): measured
+IMAGES_A_SECOND = 1222  # of ViT-L/16 trained on one H200 (benchmarks/results/vit_speed.md): measured in an earlier run
 STEP_LATENCY = 5e-6  # seconds a hop between nodes: assumed
 
 FAILURES, DAYS, FAILING_GPUS = 419, 54, 16384  # unexpected interruptions of Llama 3 405B (its Table 5)

@@ -21,8 +21,8 @@ ADAMW = {"recipe": "digits", "mixup": 0.0, "lr": 1e-3}
 WAYS: dict[str, dict[str, Any]] = {
     "random weights, recipe digits": {"weights": None, "recipe": "digits"},
     "--from, recipe digits": {"recipe": "digits"},
-    "--from": {},
-    "--from, --lr 0.01": {"lr": 0.01},
+    "--from, --recipe paper_finetune": {"recipe": "paper_finetune"},
+    "--from, --recipe paper_finetune, --lr 0.01": {"recipe": "paper_finetune", "lr": 0.01},
     "--from, adamw 1e-3, --layer-decay 0.75": ADAMW | {"layer_decay": 0.75},
     "--from, adamw 1e-3, --freeze 2": ADAMW | {"freeze": 2},
     "--from, adamw 1e-2, --freeze all": ADAMW | {"freeze": "all", "lr": 1e-2},

@@ -32,8 +32,8 @@ FEW_WEIGHTS_LR = 1e-3
 CPU_DEPTH = 2
 """Blocks of the default ViT on a CPU: in the same time two learn more than four, since they see more epochs."""
 CPU_MILLISECONDS = {"vit_nano": 2.0, "vit_nano16": 3.4}
-"""Of the default networks on two CPU cores, per training image, at 32 × 32 and 128 × 128 pixels: from the epochs that
-ten minutes gave with four blocks, and the time of two beside them (benchmarks/results/small_data.md)."""
+"""Of the default networks on two cores of an older Xeon, per training image, at 32 × 32 and 128 × 128 pixels. Two of an
+EPYC take 1.7 and 2.1 (benchmarks/results/small_data.md)."""
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def cifar() -> Config:
 
     Two convolutions make the tokens (--stem patch: one projection). Positions come from convolutions in the blocks and
     from RoPE. The first epochs see three quarters of each side. CIFAR-10 on one H200, from start to end: 95.05 % of the
-    test images in 465 seconds with seed 0, 95.22 % in 447 seconds with seed 1; fourteen runs in all have read the test
+    test images in 465 seconds with seed 0, 95.22 % in 447 seconds with seed 1; fourteen runs of it have read the test
     images (benchmarks/results/cifar10.md). On a CPU it would take days.
     """
     return Config.of(
